@@ -1,0 +1,308 @@
+"""The nouns that layers share, and the protocol in which slots and engine meet.
+
+A request's way: the server makes a ``Request``; the slot machine cuts it into ``Window``s and gives them to an ``Engine``;
+the engine answers with one ``WindowDone`` (or ``EngineFailed``) per window; the machine turns those into ``RequestEvent``s,
+which the server writes to the client. Everything here is frozen, plain data: no tensors, no sockets, no clock.
+
+Positions count from 0; a token at position p attends to positions 0..p. Times are seconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+Tokens = tuple[int, ...]
+FinishReason = Literal["stop", "length"]
+
+
+# ---------------------------------------------------------------- what a client asks for
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen from a row of logits, in this order: logit bias, penalties, top_k, top_p, min_p, draw.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 is off, ``top_p`` 1 is off, ``min_p`` 0 is off. Penalties as in vLLM: presence and
+    frequency count generated tokens only, repetition counts prompt and generated ones. ``seed`` (0 .. 2**63-1) is always
+    concrete: the server draws one where the client gave none. ``choice`` numbers the choices of one request (``n`` > 1).
+    ``logprobs`` is -1 for none, else how many of the best tokens to report beside the chosen one (raw logits, before the filters).
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    choice: int = 0
+    logprobs: int = -1
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What a request says about where it sits.
+
+    ``slot``: a pinned slot id (``id_slot``). ``key``: the client's conversation key. ``tenant``: who may reuse its history
+    (a digest of the API key; "" when reuse is shared). ``reuse``: may continue or borrow held history (``cache_prompt``).
+    ``keep``: stays held when done and may displace others (``strata_checkpoint``).
+    """
+
+    slot: int | None = None
+    key: str = ""
+    tenant: str = ""
+    reuse: bool = True
+    keep: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One choice of one HTTP request, checked and tokenised.
+
+    ``prompt``: at least one token. ``max_tokens`` >= 0, and prompt + max_tokens fits the context. ``stop_tokens`` end the
+    answer (empty under ``ignore_eos``). ``turn_marks``: rising token counts, each the end of one user turn in ``prompt``; the
+    last is the conversation's anchor (a raw prompt has none: its anchor is ``len(prompt) - 1``). ``prompt_logprobs``: -1 for
+    none, else as ``Sampling.logprobs`` for every prompt token after the first (turns reuse off). ``deadline``: seconds
+    that it may wait in the queue, 0 for the server's default.
+    """
+
+    id: str
+    prompt: Tokens
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop_tokens: frozenset[int] = frozenset()
+    turn_marks: Tokens = ()
+    placement: Placement = Placement()
+    prompt_logprobs: int = -1
+    deadline: float = 0.0
+
+    @property
+    def anchor(self) -> int:
+        return self.turn_marks[-1] if self.turn_marks else len(self.prompt) - 1
+
+
+# ---------------------------------------------------------------- between slots and engine
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token's logprob and the best alternatives ((id, logprob), best first). Natural logarithms."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive rows of one slot in a window.
+
+    ``tokens`` go to positions ``start ..``. ``pages`` is the slot's page table, at least up to the last position written. The
+    last ``num_drafts`` tokens are drafts to verify. ``sampling`` None: a part of a prompt whose end is not reached, nothing is picked.
+    Otherwise a token is picked for the last row (and for each row before a draft, while the draft equals the pick).
+    ``history``: (prompt, generated so far), set only where penalties need it. ``prompt_logprobs``: -1 for none, else the number of
+    alternatives wanted for every row: row i reports the logprob of the token at position i + 1; ``next_token`` is the prompt
+    token after the segment (None at the prompt's end), so that a cut between chunks loses no logprob.
+    """
+
+    request_id: str
+    slot: int
+    start: int
+    tokens: Tokens
+    pages: Tokens
+    sampling: Sampling | None = None
+    num_drafts: int = 0
+    history: tuple[Tokens, Sequence[int]] | None = None
+    prompt_logprobs: int = -1
+    next_token: int | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One pass through all stages: either one decode row (and drafts) of several slots, or one chunk of one prompt."""
+
+    id: int
+    kind: Literal["decode", "prompt"]
+    group: int
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentResult:
+    """What a window did for one segment, in the window's order.
+
+    ``picks``: tokens picked (empty for a part of a prompt); ``accepted`` of the segment's drafts equalled their picks, and
+    ``len(picks) == accepted + 1``. ``logprobs`` go with ``picks`` where asked for. ``error``: this row failed alone (a NaN row),
+    the request must end with an ``EngineError``. ``snapshots``: positions up to which a resume is now possible, for models whose
+    state cannot be cut anywhere (empty for attention-only models).
+    """
+
+    picks: Tokens = ()
+    accepted: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    error: str = ""
+    snapshots: Tokens = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WindowDone:
+    """A window has left the last stage; its pages may be reused. ``seconds``: engine time, not waiting."""
+
+    window_id: int
+    results: tuple[SegmentResult, ...]
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CopyDone:
+    """A ``PageCopy`` finished. ``error`` is empty on success; on failure nothing may be read from its target."""
+
+    copy_id: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """The engine lost these windows (empty: it is dead for good). ``message`` names the stage and the cause."""
+
+    message: str
+    window_ids: Tokens = ()
+
+
+EngineEvent = WindowDone | CopyDone | EngineFailed
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """Move whole pages between the device pool and host memory (parking). ``host`` is the machine's handle for the image.
+
+    ``out``: device -> host; ``in``: host -> device pages; ``drop``: forget the image (``pages`` empty, no ``CopyDone``).
+    """
+
+    id: int
+    direction: Literal["out", "in", "drop"]
+    host: int
+    pages: Tokens = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What the slot machine may know about an engine; never which model it runs.
+
+    ``page_tokens``: positions per KV page. ``num_pages``: pages in the device pool. ``page_bytes``: of one page over all layers.
+    ``context``: longest prompt + answer of one request. ``prompt_grid``: prompt chunks end at multiples of this absolute position
+    (or at the prompt's end). ``chunk``: default chunk, a multiple of the grid. ``max_rows``: rows in a decode window.
+    ``snapshots``: True where a history can only be resumed at positions reported as ``SegmentResult.snapshots``.
+    """
+
+    num_pages: int
+    page_tokens: int
+    context: int
+    page_bytes: int = 0
+    prompt_grid: int = 1
+    chunk: int = 512
+    max_rows: int = 32
+    num_stages: int = 1
+    snapshots: bool = False
+
+
+class Engine(Protocol):
+    """Runs windows in the order given. No call blocks; answers come through ``deliver``, from any thread, once per window or copy."""
+
+    facts: EngineFacts
+
+    def start(self, deliver: Callable[[EngineEvent], None]) -> None: ...
+
+    def submit(self, window: Window) -> None: ...
+
+    def copy(self, copy: PageCopy) -> None: ...
+
+    def close(self) -> None:
+        """Stop the threads; windows still queued are dropped. Idempotent."""
+
+
+# ---------------------------------------------------------------- back to the client
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counts and times of one request. Seconds; tokens.
+
+    ``cached``: prompt tokens taken from held history; ``prompt - cached`` were read. ``queue_s``: until a slot was given;
+    ``prompt_s``: from there to the first token; ``decode_s``: from the first to the last.
+    """
+
+    prompt: int
+    cached: int = 0
+    generated: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    queue_s: float = 0.0
+    prompt_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A slot was given, or a chunk was read: ``read`` of ``total`` prompt tokens are in the cache, ``cached`` of them reused."""
+
+    request_id: str
+    read: int
+    total: int
+    cached: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """Tokens picked since the last event, oldest first; ``logprobs`` and ``prompt_logprobs`` where asked for."""
+
+    request_id: str
+    tokens: Tokens
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Terminal. ``stop``: a stop token (the last of the tokens delivered) or the server's own stop; ``length``: no room left."""
+
+    request_id: str
+    reason: FinishReason
+    usage: Usage
+    slot: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Terminal. ``error`` is a ``StrataError``; ``usage`` says how far it came."""
+
+    request_id: str
+    error: Exception
+    usage: Usage = field(default_factory=lambda: Usage(prompt=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Terminal: the client left, or the server asked. Nobody reads it but the log and the metrics."""
+
+    request_id: str
+    usage: Usage
+    slot: int = -1
+
+
+Terminal = Finished | Failed | Cancelled
+RequestEvent = Progress | NewTokens | Finished | Failed | Cancelled
