@@ -1,0 +1,1 @@
+"""The model file: mapped and checked (gguf.py), its number formats decoded (formats.py)."""

@@ -1,0 +1,36 @@
+"""Write strata/weights/grids.npz, the codebooks of the IQ formats, from the ``gguf`` package (a test dependency).
+
+    python tools/make_grids.py [FILE]
+
+The tables are facts of the GGUF format. The file is written the same byte for byte each time with one NumPy version; tests compare
+the arrays.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from gguf import quants
+
+NAMES = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+TARGET = Path(__file__).parent.parent / "strata" / "weights" / "grids.npz"
+
+
+def make_grids() -> dict[str, np.ndarray]:
+    """Each codebook as uint8 [entries, 4 or 8], by the lower-case name of its format."""
+    found = {}
+    for name in NAMES:
+        cls = getattr(quants, name)
+        cls.init_grid()
+        grid = cls.grid[0, 0]
+        found[name.lower()] = grid.astype(np.uint8)
+        assert np.array_equal(found[name.lower()], grid) and grid.max() < 128, name
+    return found
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else TARGET
+    np.savez_compressed(path, **make_grids())
+    print(f"{path}: {path.stat().st_size} bytes")
