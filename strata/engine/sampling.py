@@ -1,0 +1,131 @@
+"""From logits to tokens: the draw, the check of drafts, logprobs, and the results of a whole window.
+
+Theory. A token is argmax of logit / temperature + Gumbel noise over the tokens that the filters leave: a draw from the softmax of
+logit / temperature without a cumulative sum (the "Gumbel-max" rule). The noise of a token comes from philox.py and depends on seed,
+choice, position and token id alone, so a row's token depends on nothing but its own logits and request. Drafts are accepted while
+they equal the token that the target picks itself, which is why they never change an answer.
+
+Exact pruning. The noise is bounded, so a token whose score cannot reach the total of the likeliest token, even with the largest
+noise, is skipped before its noise is computed. The pick is that of the whole vocabulary's noise (tested); at temperature 0.7 some
+thousand tokens are left of 49,152.
+
+A row that holds NaN, +inf or nothing but -inf fails alone: its request ends with an error, its neighbours do not notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.engine import filters, philox
+from strata.messages import Sampling, TokenLogprob, Tokens
+
+GREEDY_BELOW = 1e-5  # a temperature that cannot turn a choice but could overflow the division; vLLM draws the line there too
+BROKEN = -1  # the pick of a row without a usable maximum
+JOINED = 2048  # candidates up to which rows share one call of Philox
+
+Scores = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the draw must know about one row. ``position``: absolute, of the token drawn. ``prompt``: distinct ids, ascending."""
+
+    sampling: Sampling
+    position: int
+    prompt: filters.Ids = field(default_factory=lambda: np.empty(0, np.int64))
+    generated: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Tokens that may win a row: ids, ascending, and logit / temperature of each."""
+
+    row: Row
+    ids: filters.Ids
+    scores: Scores
+
+    @classmethod
+    def of(cls, row: Row, values: filters.Logits, ids: filters.Ids) -> Candidates:
+        return cls(row, ids, values[ids].astype(np.float64) / row.sampling.temperature)
+
+
+def pick(logits: NDArray[np.float32], rows: Sequence[Row]) -> list[int]:
+    """One token for each row of ``logits`` [rows, vocab] float32, or ``BROKEN``."""
+    picks = [BROKEN] * len(rows)
+    drawn: dict[int, filters.Logits] = {}
+    for index, row in enumerate(rows):
+        values = logits[index]
+        sampling = row.sampling
+        if sampling.logit_bias or sampling.has_penalties:
+            values = filters.adjusted(values, sampling, row.prompt, row.generated)
+        best = int(values.argmax())  # the first NaN where there is one
+        if not np.isfinite(values[best]):
+            continue
+        picks[index] = best
+        if sampling.temperature >= GREEDY_BELOW:
+            drawn[index] = values
+    for index, token in zip(drawn, draw([rows[index] for index in drawn], list(drawn.values()))):
+        picks[index] = token
+    return picks
+
+
+def draw(rows: Sequence[Row], values: Sequence[filters.Logits]) -> list[int]:
+    """The draw of rows that have a finite maximum. Two calls of ``noises`` serve all rows, because each has a fixed cost."""
+    left = [filters.survivors(one, row.sampling) for row, one in zip(rows, values)]
+    whole = [index for index, ids in enumerate(left) if ids is None]
+    likeliest = [Candidates.of(rows[index], values[index], values[index].argmax(keepdims=True)) for index in whole]
+    for index, best, noise in zip(whole, likeliest, noises(likeliest)):
+        left[index] = reachable(values[index], float(best.scores[0] + noise[0]), rows[index].sampling.temperature)
+    found = [Candidates.of(row, one, ids) for row, one, ids in zip(rows, values, left) if ids is not None]
+    return [int(one.ids[(one.scores + noise).argmax()]) for one, noise in zip(found, noises(found))]
+
+
+def reachable(values: filters.Logits, total: float, temperature: float) -> filters.Ids:
+    """Tokens whose logit / temperature + largest noise may reach ``total``; the slack covers rounding and costs nothing."""
+    least = temperature * (total - philox.NOISE_MAX - 1e-9 * (1.0 + abs(total)))
+    return np.flatnonzero(values >= np.nextafter(np.float32(least), np.float32(-np.inf)))
+
+
+def noises(drawn: Sequence[Candidates]) -> list[Scores]:
+    """The noise of every candidate. Rows with few share one call, which costs as much as one of them alone."""
+    result: list[Scores] = [np.empty(0)] * len(drawn)
+    small = [number for number, found in enumerate(drawn) if len(found.ids) <= JOINED]
+    for group in [small] + [[number] for number, found in enumerate(drawn) if len(found.ids) > JOINED]:
+        if not group:
+            continue
+        rows = [drawn[number].row for number in group]
+        sizes = [len(drawn[number].ids) for number in group]
+        keys = np.array([(row.position, row.sampling.seed, row.sampling.choice) for row in rows], np.uint64)
+        if len(group) > 1:
+            keys = np.repeat(keys, sizes, axis=0)
+        ids = np.concatenate([drawn[number].ids for number in group])
+        joint = philox.gumbel(keys[:, 0], ids, keys[:, 1], keys[:, 2])
+        for number, noise in zip(group, np.split(joint, np.cumsum(sizes)[:-1])):
+            result[number] = noise
+    return result
+
+
+def accepted(drafts: Sequence[int], picks: Sequence[int]) -> int:
+    """How many leading drafts equal the picks of the rows before them; ``picks`` has one more entry than ``drafts``."""
+    for count, draft in enumerate(drafts):
+        if draft != picks[count]:
+            return count
+    return len(drafts)
+
+
+def token_logprob(logits: filters.Logits, token: int, count: int) -> TokenLogprob:
+    """Natural log of the softmax of raw ``logits`` [vocab] at ``token``, and the ``count`` best tokens (float64 throughout).
+
+    Equal logits are ordered by id. Values are never above 0, because the sum under the logarithm holds the best token's 1.
+    """
+    best = float(logits.max())
+    total = float(np.log(np.exp(logits.astype(np.float64) - best).sum()))
+    top: Tokens = ()
+    if count > 0:
+        ids = filters.top_k(logits, min(count, len(logits)))
+        top = tuple(ids[np.argsort(-logits[ids], kind="stable")].tolist())
+    return TokenLogprob(token, float(logits[token]) - best - total, tuple((t, float(logits[t]) - best - total) for t in top))
