@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import quants
@@ -18,7 +19,7 @@ NAMES = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 TARGET = Path(__file__).parent.parent / "strata" / "weights" / "grids.npz"
 
 
-def make_grids() -> dict[str, np.ndarray]:
+def make_grids() -> dict[str, Any]:
     """Each codebook as uint8 [entries, 4 or 8], by the lower-case name of its format."""
     found = {}
     for name in NAMES:

@@ -40,7 +40,8 @@ def float_column(values: NDArray[Any]) -> Floats:
 
 def fifth_bits(qh: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Bit j of each row [n, 4], as 0 or 16 in column j of [n, 32]."""
-    bits: NDArray[np.uint8] = np.unpackbits(qh, axis=1, bitorder="little") << 4
+    bits = np.unpackbits(qh, axis=1, bitorder="little")
+    bits <<= 4
     return bits
 
 
