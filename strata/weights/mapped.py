@@ -41,9 +41,9 @@ class MappedFile:
         self.closed = False
 
     def check_size(self) -> None:
-        """Raises ModelError if the file has become shorter, or the mapping was closed."""
+        """Raises ModelError if the file has become shorter, ValueError if it was closed here."""
         if self.closed:
-            raise ModelError(f"{self.path}: the file was closed before its tensors were read")
+            raise ValueError(f"{self.path} was closed before its tensors were read")
         now = self.bytes.size()
         if now < self.size:
             raise ModelError(
@@ -52,7 +52,7 @@ class MappedFile:
             )
 
     def view(self, start: int, count: int) -> NDArray[np.uint8]:
-        """``count`` bytes from ``start`` on, uint8, read-only, not copied. Raises ModelError as check_size."""
+        """``count`` bytes from ``start`` on, uint8, read-only, not copied. Raises as check_size."""
         self.check_size()
         return np.frombuffer(self.bytes, dtype=np.uint8, count=count, offset=start)
 

@@ -52,7 +52,7 @@ class Tensor:
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """The stored bytes, uint8 [size], read-only and mapped. Raises ModelError if the file has shrunk or was closed."""
+        """The stored bytes, uint8 [size], read-only and mapped. Raises ModelError if the file has shrunk."""
         return self.file.view(self.start, self.size)
 
 

@@ -120,6 +120,22 @@ def test_refused(tmp_path: Path, content: bytes, message: str) -> None:
         raise ModelError(found)
 
 
+LIMITS = {
+    "tensor count is 65537": raw.gguf(counts=(65_537, 0)),
+    "key count is 65537": raw.gguf(counts=(0, 65_537)),
+    "item count of key 'k' is 16777217": raw.gguf([raw.key("k", raw.ARRAY, raw.array(raw.U8, 2**24 + 1, b""))]),
+    "item count of key 'k' is 65537": raw.gguf([raw.key("k", raw.ARRAY, raw.array(raw.ARRAY, 65_537, b""))]),
+}
+
+
+@pytest.mark.parametrize("message, content", LIMITS.items(), ids=LIMITS.keys())
+def test_counts_are_limited_even_if_the_file_is_large_enough(tmp_path: Path, content: bytes, message: str) -> None:
+    path = raw.write(tmp_path / "m.gguf", content)
+    os.truncate(path, 1 << 25)
+    found = refusal(path)
+    assert message in found and "(limit " in found
+
+
 @pytest.mark.parametrize("kind, name", UNSERVED.items())
 def test_unserved_type_is_named(tmp_path: Path, kind: int, name: str) -> None:
     message = refusal(raw.write(tmp_path / "m.gguf", with_tensor(raw.info("blk.0.ffn_up.weight", [256], kind))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import tracemalloc
 from dataclasses import dataclass
 
 import gguf as oracle
@@ -101,6 +102,19 @@ def test_rows_and_pieces_do_not_change_the_result(format: Format) -> None:
     assert same_bits(rows, whole)
     out = np.empty(shape, np.float32)
     assert np.shares_memory(dequantize(tensor, out), out) and same_bits(out, whole)
+
+
+def test_a_large_tensor_needs_little_more_than_its_result() -> None:
+    format = BY_NAME["IQ3_S"]
+    data = random_blocks(format, 1 << 13)
+    dequantize_blocks(format, data[: format.bytes])  # the codebook is loaded once
+    tracemalloc.start()
+    try:
+        result = dequantize_blocks(format, data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert result.nbytes <= peak < result.nbytes + (2 << 20)
 
 
 def test_wrong_arguments_are_refused() -> None:

@@ -95,7 +95,7 @@ def test_data_is_read_only_and_outlives_close() -> None:
     model.close()
     model.close()
     assert np.array_equal(data, before)
-    with pytest.raises(ModelError, match="closed"):
+    with pytest.raises(ValueError, match="closed"):
         tensor.data
 
 
