@@ -1,0 +1,242 @@
+"""A device without a GPU: kernels compiled by the host's C++ compiler, every CUDA thread a fiber, memory plain host memory.
+
+It is made to find mistakes, not to be fast (about 0.3 G weight x row products a second):
+  - work is done late: a stream runs nothing before somebody waits for it, so a host buffer reused or read too early, or a
+    missing wait between two streams, gives wrong results here every time and not once in a thousand runs on a GPU;
+  - allocations are filled with 0xff (NaN), shared memory before every block too;
+  - a launch is checked against the kernel's parameter list, which a GPU would not do: count, kind and element type;
+  - a graph records launches, and allocating or waiting during its capture raises, as CUDA does;
+  - ``descending`` runs the threads the other way round, ``sanitize`` compiles with AddressSanitizer (the process must have
+    loaded its runtime: see tests/kernels/test_sanitizer.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from strata.devices.base import Argument, Buffer, DeviceError, DeviceInfo, HostArray, KernelName, Launch, Memory, check_copy
+from strata.devices.host_compiler import HostCompiler
+from strata.devices.source import default_cache
+
+STACKS_BYTES = 1024 * (32 * 1024 + 320)  # fibers.cuh: MAX_THREADS * STACK_BYTES
+MAX_THREADS = 1024
+RUN_LOCK = threading.Lock()  # the fibers' state is global in each library, and the stacks are shared by all
+
+Work = Callable[[], None]
+
+
+class _LaunchRecord(ctypes.Structure):
+    """fibers.cuh: struct Launch."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32),
+        ("descending", ctypes.c_uint32),
+        ("stacks", ctypes.c_void_p),
+        ("message", ctypes.c_void_p),
+    ]
+
+
+class _Entry(NamedTuple):
+    """A loaded kernel and its parameters: ("r" | "w" | "", dtype), read-only pointer, pointer or scalar."""
+
+    run: Any
+    parameters: tuple[tuple[str, np.dtype[Any]], ...]
+
+
+@dataclass(eq=False)
+class EmulatedEvent:
+    """Knows the stream it was recorded on; waiting for it is what makes that stream run."""
+
+    stream: EmulatedStream | None = None
+    mark: int = 0
+
+    def synchronize(self) -> None:
+        if self.stream is not None:
+            self.stream.run_until(self.mark)
+
+    def query(self) -> bool:
+        return self.stream is None or self.stream.num_done >= self.mark
+
+
+@dataclass(eq=False)
+class EmulatedStream:
+    """A queue of work that runs when waited for. ``captured``: where work goes during a capture."""
+
+    queue: list[Work] = field(default_factory=list)
+    num_done: int = 0
+    captured: list[Work] | None = None
+
+    def enqueue(self, work: Work) -> None:
+        (self.queue if self.captured is None else self.captured).append(work)
+
+    def record(self, event: EmulatedEvent) -> None:
+        event.stream, event.mark = self, self.num_done + len(self.queue)
+
+    def wait(self, event: EmulatedEvent) -> None:
+        stream, mark = event.stream, event.mark
+        if stream is not None and stream is not self:
+            self.enqueue(lambda: stream.run_until(mark))
+
+    def synchronize(self) -> None:
+        self.run_until(self.num_done + len(self.queue))
+
+    def run_until(self, mark: int) -> None:
+        if self.captured is not None:
+            raise DeviceError("waiting for a stream while it is being captured")
+        while self.num_done < mark:
+            work = self.queue.pop(0)
+            self.num_done += 1
+            work()
+
+
+class EmulatedGraph:
+    """The recorded work of one capture."""
+
+    def __init__(self) -> None:
+        self.work: list[Work] = []
+
+    def replay(self, stream: EmulatedStream) -> None:
+        for work in self.work:
+            stream.enqueue(work)
+
+
+class EmulatedDevice:
+    """See the head of the file. ``memory_limit``: bytes that can be allocated in all, so that plans can be tested."""
+
+    def __init__(self, *, cache: Path | None = None, descending: bool = False, sanitize: bool = False, memory_limit: int = 1 << 34) -> None:
+        self.info = DeviceInfo("emulated", 0, memory_limit)
+        self.num_launches = 0
+        self._compiler = HostCompiler(cache or default_cache(), sanitize=sanitize)
+        self._entries: dict[KernelName, _Entry] = {}
+        self._descending = descending
+        self._used = 0
+        self._capturing = False
+        self._stacks = np.empty(STACKS_BYTES, np.uint8)
+
+    # ------------------------------------------------------------ memory
+
+    def memory(self) -> Memory:
+        return Memory(self.info.total_memory - self._used, self.info.total_memory)
+
+    def allocate(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Buffer:
+        if self._capturing:
+            raise DeviceError("allocation while a graph is being captured")
+        storage = np.empty(tuple(shape), dtype)
+        if self._used + storage.nbytes > self.info.total_memory:
+            raise DeviceError(f"out of memory: {storage.nbytes} bytes asked for, {self.memory().free} free")
+        storage.view(np.uint8).reshape(-1)[...] = 0xFF
+        self._used += storage.nbytes
+        return Buffer(storage.ctypes.data, storage.shape, storage.dtype, _Owner(self, storage))
+
+    def _release(self, nbytes: int) -> None:
+        self._used -= nbytes
+
+    def pinned(self, shape: Sequence[int], dtype: npt.DTypeLike) -> HostArray:
+        return np.zeros(tuple(shape), dtype)
+
+    # ------------------------------------------------------------ streams and copies
+
+    def stream(self) -> EmulatedStream:
+        return EmulatedStream()
+
+    def event(self) -> EmulatedEvent:
+        return EmulatedEvent()
+
+    def upload(self, target: Buffer, source: HostArray, stream: EmulatedStream) -> None:
+        check_copy(target, source)
+        stream.enqueue(lambda: _move(target.pointer, source.ctypes.data, target.nbytes, (target, source)))
+
+    def download(self, target: HostArray, source: Buffer, stream: EmulatedStream) -> None:
+        check_copy(source, target)
+        stream.enqueue(lambda: _move(target.ctypes.data, source.pointer, source.nbytes, (target, source)))
+
+    def copy(self, target: Buffer, source: Buffer, stream: EmulatedStream) -> None:
+        if target.nbytes != source.nbytes:
+            raise ValueError(f"copy of {source.nbytes} bytes into {target.nbytes}")
+        stream.enqueue(lambda: _move(target.pointer, source.pointer, source.nbytes, (target, source)))
+
+    @contextmanager
+    def capture(self, stream: EmulatedStream) -> Iterator[EmulatedGraph]:
+        graph = EmulatedGraph()
+        stream.captured, self._capturing = graph.work, True
+        try:
+            yield graph
+        finally:
+            stream.captured, self._capturing = None, False
+
+    # ------------------------------------------------------------ kernels
+
+    def compile(self, kernels: Sequence[KernelName]) -> float:
+        started = time.perf_counter()
+        with ThreadPoolExecutor() as pool:  # each thread only waits for its compiler process
+            list(pool.map(self._compiler.library, dict.fromkeys(kernels)))
+        return time.perf_counter() - started
+
+    def launch(self, launch: Launch, arguments: Sequence[Argument], stream: EmulatedStream) -> None:
+        entry = self._entry(launch.kernel)
+        if launch.threads % 32 or not 32 <= launch.threads <= MAX_THREADS or min(launch.grid) < 1:
+            raise DeviceError(f"{launch.kernel}: bad launch of {launch.grid} blocks of {launch.threads} threads")
+        values = _check_arguments(launch.kernel, entry, arguments)
+        self.num_launches += 1
+        stream.enqueue(lambda: self._run(launch, entry, values, arguments))
+
+    def _entry(self, kernel: KernelName) -> _Entry:
+        entry = self._entries.get(kernel)
+        if entry is None:
+            library = ctypes.CDLL(str(self._compiler.library(kernel)))
+            library.strata_signature_0.restype = ctypes.c_char_p
+            codes = library.strata_signature_0().decode().split()
+            parameters = tuple((code[0] if len(code) == 3 else "", np.dtype(code[-2:])) for code in codes)
+            entry = self._entries[kernel] = _Entry(library.strata_run_0, parameters)
+        return entry
+
+    def _run(self, launch: Launch, entry: _Entry, values: Sequence[ctypes.Array[Any]], keep: Sequence[Argument]) -> None:
+        message = ctypes.create_string_buffer(256)
+        record = _LaunchRecord(
+            launch.grid, launch.threads, int(self._descending), self._stacks.ctypes.data, ctypes.addressof(message)
+        )
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        with RUN_LOCK:
+            failed = entry.run(ctypes.byref(record), pointers)
+        if failed:
+            raise DeviceError(f"{launch.kernel}: {message.value.decode()}")
+
+
+class _Owner:
+    """Gives an allocation's bytes back to the device's account when the last view of it is gone."""
+
+    def __init__(self, device: EmulatedDevice, storage: HostArray) -> None:
+        self._release, self.storage = device._release, storage
+
+    def __del__(self) -> None:
+        self._release(self.storage.nbytes)
+
+
+def _move(target: int, source: int, nbytes: int, keep: object) -> None:
+    ctypes.memmove(target, source, nbytes)
+
+
+def _check_arguments(kernel: KernelName, entry: _Entry, arguments: Sequence[Argument]) -> list[ctypes.Array[Any]]:
+    """The arguments' bytes, one array each. Raises TypeError where one does not fit the kernel's parameter."""
+    if len(arguments) != len(entry.parameters):
+        raise TypeError(f"{kernel} takes {len(entry.parameters)} arguments, {len(arguments)} were given")
+    values = []
+    for number, (argument, (kind, dtype)) in enumerate(zip(arguments, entry.parameters)):
+        if isinstance(argument, Buffer) != bool(kind) or argument.dtype != dtype:
+            wanted = f"a buffer of {dtype}" if kind else str(dtype)
+            raise TypeError(f"{kernel}: argument {number} must be {wanted}, not {type(argument).__name__} of {argument.dtype}")
+        raw = argument.pointer.to_bytes(8, "little") if isinstance(argument, Buffer) else argument.tobytes()
+        values.append((ctypes.c_char * len(raw)).from_buffer_copy(raw))
+    return values

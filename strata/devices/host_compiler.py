@@ -1,0 +1,81 @@
+"""Compiles a kernel with the host's C++ compiler into a shared library that runs it on fibers (cuda_src/include/fibers.cuh).
+
+One library per kernel entry: a model needs some dozens of instances, each takes a fraction of a second, and they compile in
+parallel and are cached one by one. Contraction of floating point operations is off, as it is on the GPU, so that the order of
+operations written in the source is the order computed on both.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+from strata.devices.base import CompileError, KernelName
+from strata.devices.source import cache_key, source_folder, write_atomically
+
+SANITIZE = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
+
+
+@lru_cache(maxsize=1)
+def find_compiler() -> str | None:
+    """The path of a C++17 compiler: CXX from the environment, else g++, else clang++. None where there is none."""
+    for name in (os.environ.get("CXX", ""), "g++", "clang++"):
+        path = shutil.which(name) if name else None
+        if path:
+            return path
+    return None
+
+
+@lru_cache(maxsize=1)
+def machine_options() -> tuple[str, ...]:
+    """Instruction sets worth using (FMA in one instruction); they change the speed, never a bit."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return ()
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = cpuinfo.read_text().split() if cpuinfo.is_file() else []
+    return ("-mno-red-zone", "-mavx2", "-mfma") if "avx2" in flags and "fma" in flags else ("-mno-red-zone",)
+
+
+class HostCompiler:
+    """Turns kernel names into shared libraries in ``cache``. Raises CompileError where no compiler is installed."""
+
+    def __init__(self, cache: Path, *, sanitize: bool = False) -> None:
+        found = find_compiler()
+        if found is None:
+            raise CompileError("the emulated device needs a C++17 compiler (g++ or clang++, or CXX); none was found")
+        self._compiler = found
+        self._cache = cache
+        optimise = SANITIZE if sanitize else ("-O2",)
+        self._options = (
+            *optimise, "-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing",
+            "-Wall", "-Wno-unused-function", "-Wno-unused-variable", "-DSTRATA_HOST", *machine_options(),
+            "-Wframe-larger-than=16384",  # half a fiber's stack: an overflow would run into the next fiber's
+        )
+        self._version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+
+    def library(self, kernel: KernelName) -> Path:
+        """The shared library with ``strata_run_0`` and ``strata_signature_0`` of this kernel, compiled unless cached."""
+        key = cache_key(kernel.stem, (kernel.entry, self._compiler, self._version, *self._options))
+        library = self._cache / f"{kernel.stem}-{key}.so"
+        if not library.is_file():
+            self._compile(kernel, library)
+        return library
+
+    def _compile(self, kernel: KernelName, library: Path) -> None:
+        folder = source_folder()
+        program = f'#include "{kernel.stem}.cu"\nSTRATA_EXPORT(0, {kernel.entry})\n'
+        library.parent.mkdir(parents=True, exist_ok=True)
+        built = library.with_suffix(f".{os.getpid()}.tmp")
+        command = [self._compiler, *self._options, f"-I{folder}", f"-I{folder / 'include'}", "-x", "c++", "-", "-o", str(built)]
+        result = subprocess.run(command, input=program, capture_output=True, text=True)
+        if result.returncode != 0:
+            built.unlink(missing_ok=True)
+            raise CompileError(f"{kernel} does not compile with {self._compiler}:\n{result.stderr}")
+        if result.stderr:
+            raise CompileError(f"{kernel} compiles with warnings:\n{result.stderr}")
+        write_atomically(library, built.read_bytes())
+        built.unlink()

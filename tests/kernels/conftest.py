@@ -1,0 +1,65 @@
+"""Kernels on the emulated device: they need a C++ compiler (marker ``cxx``) and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from strata.devices.emulated import EmulatedDevice
+from strata.devices.host_compiler import find_compiler
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "cxx: needs a C++ compiler (g++ or clang++)")
+    config.addinivalue_line("markers", "whole: the test wants the source that does not compile, too")
+
+
+def pytest_collection_modifyitems(items):
+    if find_compiler() is None:
+        for item in items:
+            if item.get_closest_marker("cxx"):
+                item.add_marker(pytest.mark.skip(reason="no C++ compiler (g++ or clang++) found"))
+
+
+class Bench:
+    """A device and a stream with the moves every kernel test makes."""
+
+    def __init__(self, **options):
+        self.device = EmulatedDevice(**options)
+        self.stream = self.device.stream()
+
+    def put(self, array):
+        array = np.ascontiguousarray(array)
+        buffer = self.device.allocate(array.shape, array.dtype)
+        self.device.upload(buffer, array, self.stream)
+        return buffer
+
+    def empty(self, shape, dtype=np.float32):
+        return self.device.allocate(shape, dtype)
+
+    def get(self, buffer):
+        array = np.zeros(buffer.shape, buffer.dtype)
+        self.device.download(array, buffer, self.stream)
+        self.stream.synchronize()
+        return array
+
+
+@pytest.fixture(scope="session", params=["ascending", "descending"])
+def bench(request):
+    """Both orders of threads: a race between them shows as a difference from the twin in one of the two."""
+    return Bench(descending=request.param == "descending")
+
+
+@pytest.fixture(scope="session")
+def one_bench():
+    return Bench()
+
+
+@pytest.fixture
+def rng(request):
+    """Fresh numbers in every test, the same in every run."""
+    return np.random.default_rng(abs(hash_name(request.node.name)))
+
+
+def hash_name(name):
+    return int.from_bytes(name.encode()[:64].ljust(8, b"\0"), "little")
