@@ -124,7 +124,7 @@ def dequantize(tensor: Stored, out: Floats | None = None) -> Floats:
 def dequantize_rows(tensor: Stored, start: int, stop: int, out: Floats | None = None) -> Floats:
     """Rows start .. stop - 1 of the tensor seen as [rows, last axis]: float32 [stop - start, tensor.shape[-1]].
 
-    For loading a large tensor piece by piece, or in several threads (NumPy releases the GIL). Raises ValueError out of range.
+    For loading a large tensor piece by piece. Raises ValueError out of range.
     """
     columns = tensor.shape[-1]
     rows = math.prod(tensor.shape[:-1])

@@ -9,7 +9,8 @@ order of float32 operations that the ggml reference uses, so that the result is 
 straight into ``out`` and keep temporaries of one byte per weight: formats.py calls them on pieces that fit a cache.
 
 Layouts: ggml-common.h of llama.cpp. There is a fork's format of the same name and id as Q2_0 with 128 weights in 34 bytes; such a
-file cannot be told by its types, but it is refused when opened, because its tensors overlap when sized by this layout.
+file cannot be told by its types, but it is refused when opened: sized by this layout, its tensors (of more than a few
+thousand weights) overlap or leave the file.
 """
 
 from __future__ import annotations
