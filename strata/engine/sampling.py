@@ -77,7 +77,7 @@ def draw(rows: Sequence[Row], values: Sequence[filters.Logits]) -> list[int]:
     """The draw of rows that have a finite maximum. Two calls of ``noises`` serve all rows, because each has a fixed cost."""
     left = [filters.survivors(one, row.sampling) for row, one in zip(rows, values)]
     whole = [index for index, ids in enumerate(left) if ids is None]
-    likeliest = [Candidates.of(rows[index], values[index], values[index].argmax(keepdims=True)) for index in whole]
+    likeliest = [Candidates.of(rows[index], values[index], np.array([values[index].argmax()])) for index in whole]
     for index, best, noise in zip(whole, likeliest, noises(likeliest)):
         left[index] = reachable(values[index], float(best.scores[0] + noise[0]), rows[index].sampling.temperature)
     found = [Candidates.of(row, one, ids) for row, one, ids in zip(rows, values, left) if ids is not None]

@@ -100,7 +100,9 @@ def test_filtered_draws_follow_the_softmax_of_what_is_left() -> None:
     assert ((counts[kept] - expected) ** 2 / expected).sum() < 16.3
 
 
-@pytest.mark.parametrize("settings", [Sampling(), Sampling(temperature=0), Sampling(top_p=0.9), Sampling(top_k=3), Sampling(presence_penalty=1)])
+@pytest.mark.parametrize(
+    "settings", [Sampling(), Sampling(temperature=0), Sampling(top_p=0.9), Sampling(top_k=3), Sampling(presence_penalty=1)]
+)
 def test_a_row_without_a_finite_maximum_fails_alone(settings: Sampling) -> None:
     logits = normal_logits(5, 100, 2.0)
     logits[1, 40] = np.nan

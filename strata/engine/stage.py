@@ -1,0 +1,101 @@
+"""One stage of the pipeline: a span of layers on one device, with one thread that takes its work in order.
+
+Rules. Only the stage's thread touches its model and its host images, so neither needs a lock. Work is taken in the order put, which
+makes a page copy safe: every window before it has left the stage, no window after it has entered. Counters are written by the
+thread and read by anybody (a float is replaced whole).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.messages import PageCopy, Tokens, Window
+
+Hidden = NDArray[np.float32]
+Clock = Callable[[], float]
+
+
+class StageModel(Protocol):
+    """What runs on a stage. ``forward``: hidden float32 [rows, width] in (None on the first stage) and out; the last stage gives the
+    logits float32 [wanted rows, vocab] of the rows that ``rows.wanted_rows`` names, in that order.
+
+    ``copy_out`` gives a host image of whole pages of this stage's layers, which ``copy_in`` writes to (other) pages later; a failed
+    one raises.
+    """
+
+    def forward(self, window: Window, hidden: Hidden | None) -> Hidden: ...
+
+    def copy_out(self, pages: Tokens) -> Any: ...
+
+    def copy_in(self, image: Any, pages: Tokens) -> None: ...
+
+
+@dataclass(slots=True)
+class Work:
+    """A window or copy on its way through the stages. ``data``: the last stage's output. ``error``: why a copy failed."""
+
+    job: Window | PageCopy
+    data: Hidden | None = None
+    seconds: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Since the start: seconds with work and without, windows run."""
+
+    name: str
+    busy: float
+    wait: float
+    windows: int
+
+
+@dataclass
+class Stage:
+    """``name`` goes into every error that the stage causes."""
+
+    name: str
+    model: StageModel
+    clock: Clock = time.perf_counter
+    inbox: SimpleQueue[Work | None] = field(default_factory=SimpleQueue)
+    images: dict[int, Any] = field(default_factory=dict)
+    busy: float = 0.0
+    wait: float = 0.0
+    windows: int = 0
+
+    def serve(self, handle: Callable[[Work], None]) -> None:
+        """The thread's body: ``handle`` one piece of work after the other until a None is taken."""
+        free = self.clock()
+        while (work := self.inbox.get()) is not None:
+            taken = self.clock()
+            self.wait += taken - free
+            handle(work)
+            free = self.clock()
+            self.busy += free - taken
+            del work  # the queue's next wait must not keep the last hidden states alive
+
+    def forward(self, work: Work) -> None:
+        """Run a window; its input is replaced by its output."""
+        assert isinstance(work.job, Window)
+        work.data = self.model.forward(work.job, work.data)
+        self.windows += 1
+
+    def copy(self, copy: PageCopy) -> None:
+        """Keep, use or forget this stage's image of some pages. Raises what the model raises, and KeyError for an unknown image."""
+        if copy.direction == "out":
+            self.images[copy.host] = self.model.copy_out(copy.pages)
+        elif copy.direction == "in":
+            self.model.copy_in(self.images[copy.host], copy.pages)
+        else:
+            self.images.pop(copy.host, None)
+
+    @property
+    def times(self) -> StageTimes:
+        return StageTimes(self.name, self.busy, self.wait, self.windows)
