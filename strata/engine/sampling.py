@@ -53,8 +53,8 @@ class Candidates:
         return cls(row, ids, values[ids].astype(np.float64) / row.sampling.temperature)
 
 
-def pick(logits: NDArray[np.float32], rows: Sequence[Row]) -> list[int]:
-    """One token for each row of ``logits`` [rows, vocab] float32, or ``BROKEN``."""
+def pick(logits: Sequence[filters.Logits] | NDArray[np.float32], rows: Sequence[Row]) -> list[int]:
+    """One token, or ``BROKEN``, for each row of ``logits``: float32 [rows, vocab] or a list of such rows."""
     picks = [BROKEN] * len(rows)
     drawn: dict[int, filters.Logits] = {}
     for index, row in enumerate(rows):
