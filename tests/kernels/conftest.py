@@ -9,11 +9,6 @@ from strata.devices.emulated import EmulatedDevice
 from strata.devices.host_compiler import find_compiler
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "cxx: needs a C++ compiler (g++ or clang++)")
-    config.addinivalue_line("markers", "whole: the test wants the source that does not compile, too")
-
-
 def pytest_collection_modifyitems(items):
     if find_compiler() is None:
         for item in items:
