@@ -1,0 +1,169 @@
+"""The forward pass of a decoder, in words: embed, blocks, head. One text for every device; ``ops`` does the arithmetic.
+
+A stage holds the weights and the KV cache of its own span of layers. The first embeds tokens, the last applies the final norm and the output matrix,
+to the rows that need logits only. Between stages travels the residual stream, float32 [rows, width].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.engine.families import ModelConfig
+from strata.engine.kv import PagedKV
+from strata.engine.numpy_ops import NumpyOps
+from strata.engine.products import Matrix
+from strata.engine.rope import Rope, interleave
+from strata.engine.rows import Layout, wanted_rows
+from strata.messages import Tokens, Window
+from strata.weights.formats import dequantize, dequantize_blocks
+from strata.weights.gguf import GGUFFile
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The weights of one block. ``qkv`` and ``gate_up`` are joined, so that one product serves them; q and k rows are interleaved."""
+
+    attn_norm: Floats
+    qkv: Matrix
+    q_norm: Floats | None
+    k_norm: Floats | None
+    attn_output: Matrix
+    ffn_norm: Floats
+    gate_up: Matrix
+    down: Matrix
+
+
+class StageModel:
+    """Layers ``span`` of a model. ``kv`` has room for exactly these layers. Raises ModelError for weights that cannot be read."""
+
+    def __init__(self, file: GGUFFile, config: ModelConfig, span: range, ops: NumpyOps, kv: PagedKV) -> None:
+        self.config, self.ops, self.kv = config, ops, kv
+        self.is_first, self.is_last = span.start == 0, span.stop == config.num_layers
+        weights = _Weights(file, config, ops)
+        self.rope = Rope(config.rope, weights.optional("rope_freqs.weight"))
+        self.layers = [weights.layer(index) for index in span]
+        if self.is_last:
+            self.output_norm = weights.vector("output_norm.weight")
+            self.output = weights.matrix(["token_embd.weight" if config.tied else "output.weight"])
+        if self.is_first:
+            self.embedding = _Embedding(file, self.output if self.is_last and config.tied else None)
+
+    def forward(self, window: Window, hidden: Floats | None) -> Floats:
+        """One window through this stage.
+
+        ``hidden`` float32 [rows, width], rows in the window's order; None on the first stage. Returns the same shape, or on the last
+        stage the logits [wanted rows, vocabulary] (see rows.wanted_rows). The window's keys and values are in the cache afterwards.
+        """
+        with np.errstate(all="ignore"):
+            layout = self.ops.plan(window, self.kv.page_tokens)
+            x = self._enter(layout, hidden)
+            if len(layout.fresh):
+                self.kv.clear(layout.fresh)
+            turns = self.rope.turns(layout.positions)
+            for index, layer in enumerate(self.layers):
+                self._block(x, index, layer, layout, turns)
+            if not self.is_last:
+                return x[layout.real]
+            x = self.ops.rms_norm(x[layout.real[list(wanted_rows(window))]], self.output_norm, self.config.eps)
+            return self.ops.logits(x, self.output)
+
+    def _enter(self, layout: Layout, hidden: Floats | None) -> Floats:
+        if hidden is None:
+            return self.embedding.rows(layout.tokens)
+        x = np.zeros((len(layout.tokens), self.config.width), np.float32)
+        x[layout.real] = hidden
+        return x
+
+    def _block(self, x: Floats, index: int, layer: Layer, layout: Layout, turns: NDArray[np.complex64]) -> None:
+        """x += attention(norm(x)); x += ffn(norm(x)). ``x`` [layout rows, width], in place."""
+        ops, eps = self.ops, self.config.eps
+        x += self._attention(ops.rms_norm(x, layer.attn_norm, eps), index, layer, layout, turns)
+        hidden = ops.linear(ops.rms_norm(x, layer.ffn_norm, eps), layer.gate_up, layout)
+        x += ops.linear(ops.swiglu(hidden), layer.down, layout)
+
+    def _attention(self, x: Floats, index: int, layer: Layer, layout: Layout, turns: NDArray[np.complex64]) -> Floats:
+        config, ops = self.config, self.ops
+        heads, kv_heads = config.num_heads, config.num_kv_heads
+        joined = ops.linear(x, layer.qkv, layout).reshape(len(x), heads + 2 * kv_heads, config.head_dim)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            joined[:, :heads] = ops.rms_norm(joined[:, :heads], layer.q_norm, config.eps)
+            joined[:, heads : heads + kv_heads] = ops.rms_norm(joined[:, heads : heads + kv_heads], layer.k_norm, config.eps)
+        ops.rope(joined[:, : heads + kv_heads], turns)
+        written = joined[layout.real, heads:].reshape(-1, 2, kv_heads, config.head_dim)
+        self.kv.write(index, layout.pages, layout.offsets, written)
+        return ops.linear(ops.attention(joined[:, :heads], self.kv, index, layout), layer.attn_output, layout)
+
+    def copy_out(self, pages: Tokens) -> tuple[NDArray, ...]:
+        """A host image of whole pages of this stage's layers."""
+        return self.kv.copy_out(pages)
+
+    def copy_in(self, image: tuple[NDArray, ...], pages: Tokens) -> None:
+        """Write an image back, to these pages."""
+        self.kv.copy_in(image, pages)
+
+
+class _Embedding:
+    """Rows of the embedding, from the output matrix where the model ties them, else decoded from the file as needed."""
+
+    def __init__(self, file: GGUFFile, tied: Matrix | None) -> None:
+        self.tied = tied
+        self.tensor = file.tensors["token_embd.weight"]
+        self.stored = self.tensor.data.reshape(self.tensor.shape[0], -1)
+
+    def rows(self, tokens: NDArray[np.int64]) -> Floats:
+        """float32 [rows, width]."""
+        if self.tied is not None:
+            return self.tied.weights[tokens]
+        return dequantize_blocks(self.tensor.type, self.stored[tokens]).reshape(len(tokens), -1)
+
+
+class _Weights:
+    """Reads a model's tensors into the form that ``ops`` multiplies by."""
+
+    def __init__(self, file: GGUFFile, config: ModelConfig, ops: NumpyOps) -> None:
+        self.file, self.config, self.ops = file, config, ops
+
+    def optional(self, name: str) -> Floats | None:
+        tensor = self.file.tensors.get(name)
+        return None if tensor is None else dequantize(tensor)
+
+    def vector(self, name: str) -> Floats:
+        return dequantize(self.file.tensors[name])
+
+    def matrix(self, names: Sequence[str]) -> Matrix:
+        """One matrix of several, with their biases (zero where only others have one)."""
+        parts = [self._paired(name, self.vector(name)) for name in names]
+        biases = [self.optional(name.replace(".weight", ".bias")) for name in names]
+        if all(bias is None for bias in biases):
+            return self.ops.matrix(parts)
+        joined = [
+            np.zeros(len(part), np.float32) if bias is None else self._paired(name, bias)
+            for name, part, bias in zip(names, parts, biases, strict=True)
+        ]
+        return self.ops.matrix(parts, np.concatenate(joined))
+
+    def _paired(self, name: str, rows: Floats) -> Floats:
+        """q and k with their RoPE pairs interleaved."""
+        part = name.split(".")[-2]
+        return interleave(rows, self.config.head_dim, self.config.rope) if part in ("attn_q", "attn_k") else rows
+
+    def layer(self, index: int) -> Layer:
+        at = f"blk.{index}."
+        norms = [self.optional(f"{at}attn_{which}_norm.weight") for which in "qk"]
+        paired = [None if norm is None else interleave(norm, self.config.head_dim, self.config.rope) for norm in norms]
+        return Layer(
+            attn_norm=self.vector(at + "attn_norm.weight"),
+            qkv=self.matrix([f"{at}attn_{which}.weight" for which in "qkv"]),
+            q_norm=paired[0],
+            k_norm=paired[1],
+            attn_output=self.matrix([at + "attn_output.weight"]),
+            ffn_norm=self.vector(at + "ffn_norm.weight"),
+            gate_up=self.matrix([f"{at}ffn_gate.weight", f"{at}ffn_up.weight"]),
+            down=self.matrix([at + "ffn_down.weight"]),
+        )

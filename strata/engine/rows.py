@@ -1,0 +1,208 @@
+"""A window as rows: which token at which position writes where, reads which pages, and goes through which arithmetic.
+
+Two arithmetics on the CPU. *Row* parts are computed row by row, each bit independent of the others. *Grid* parts are whole blocks of
+128 rows, on an absolute grid of positions, padded where the window covers a block only in part: a product of one fixed shape gives a
+row the same bits whatever the other rows hold, so only the row's place on the grid counts. Decode windows are row parts;
+prompts are grid parts, but for blocks of which the window holds at most SHORT_ROWS rows: those are cheaper row by row.
+
+The rule looks at start and end of what is read in one block alone. Chunks end at block ends or at the prompt's end, so the way
+a prompt is cut, and what runs beside it, change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.messages import Segment, Window
+
+GRID = 128
+# Where a padded product of 128 rows becomes cheaper than so many rows one by one (tools/bench_ops.py measures it).
+SHORT_ROWS = 48
+
+
+def wanted_rows(window: Window) -> tuple[int, ...]:
+    """The rows of the window (counted over its segments in order) whose logits the last stage gives, rising.
+
+    All rows of a segment that asks for prompt logprobs; else the row of each pick: the last one, and one before each draft.
+    """
+    wanted: list[int] = []
+    base = 0
+    for segment in window.segments:
+        rows = len(segment.tokens)
+        if segment.prompt_logprobs >= 0:
+            wanted.extend(range(base, base + rows))
+        elif segment.sampling is not None:
+            wanted.extend(range(base + rows - segment.num_drafts - 1, base + rows))
+        base += rows
+    return tuple(wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Consecutive pages of one row's context: tiles ``first .. first + count - 1`` of a part are ``page .. page + count - 1``."""
+
+    row: int
+    first: int
+    count: int
+    page: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """Rows ``start .. stop - 1`` of the layout, computed one by one.
+
+    One page of one row's context is a tile; ``firsts`` int64 [rows] is each row's first tile, ``row_of_tile`` its inverse, ``pages`` the page
+    of each tile, ``runs`` the tiles as runs of consecutive pages, ``filled`` how many tokens each row sees of its last page.
+    """
+
+    start: int
+    stop: int
+    firsts: NDArray[np.int64]
+    row_of_tile: NDArray[np.int64]
+    pages: NDArray[np.int64]
+    runs: tuple[Tile, ...]
+    filled: tuple[int, ...]
+
+    @property
+    def num_tiles(self) -> int:
+        return len(self.pages)
+
+
+@dataclass(frozen=True, slots=True)
+class GridPart:
+    """Blocks of 128 layout rows from ``start``: position ``position`` and on, of one slot whose context's pages are ``pages``."""
+
+    start: int
+    blocks: int
+    position: int
+    pages: NDArray[np.int64]
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.blocks * GRID
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A window's rows as arrays: real rows and the pad rows of grid parts. All int64.
+
+    ``tokens``, ``positions`` [layout rows] (pads: token 0); ``real`` [rows]: where the window's rows are; ``pages``,
+    ``offsets`` [rows]: where they write; ``fresh``: pages whose first position is written, which must be cleared before.
+    """
+
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    real: NDArray[np.int64]
+    pages: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    fresh: NDArray[np.int64]
+    parts: tuple[RowPart | GridPart, ...]
+
+    @property
+    def padded(self) -> bool:
+        return len(self.real) != len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Positions ``start .. stop - 1`` of a segment, all of one arithmetic."""
+
+    segment: Segment
+    start: int
+    stop: int
+    on_grid: bool
+
+
+def _pieces(segment: Segment, grid: bool) -> Iterator[_Piece]:
+    """Cut a segment where the arithmetic changes: a short first block, whole or long blocks, a short last block."""
+    first_end = min(segment.start - segment.start % GRID + GRID, segment.end)
+    last_start = max(segment.end - 1 - (segment.end - 1) % GRID, segment.start)
+    long_from = segment.start if first_end - segment.start > SHORT_ROWS else first_end
+    long_to = segment.end if segment.end - last_start > SHORT_ROWS else last_start
+    if not grid or long_from >= long_to:
+        long_from = long_to = segment.end
+    for start, stop, on_grid in (
+        (segment.start, long_from, False), (long_from, long_to, True), (long_to, segment.end, False),
+    ):  # fmt: skip
+        if start < stop:
+            yield _Piece(segment, start, stop, on_grid)
+
+
+class _Builder:
+    """Collects the layout piece by piece."""
+
+    def __init__(self, page_tokens: int) -> None:
+        self.page_tokens = page_tokens
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.real: list[int] = []
+        self.parts: list[RowPart | GridPart] = []
+
+    def grid(self, piece: _Piece) -> None:
+        start, stop, base = piece.start - piece.start % GRID, piece.stop + -piece.stop % GRID, len(self.tokens)
+        segment = piece.segment
+        self.real += range(base + piece.start - start, base + piece.stop - start)
+        self.tokens += [0] * (piece.start - start)
+        self.tokens += segment.tokens[piece.start - segment.start : piece.stop - segment.start]
+        self.tokens += [0] * (stop - piece.stop)
+        self.positions += range(start, stop)
+        pages = np.array(segment.pages[: -(-piece.stop // self.page_tokens)], np.int64)
+        self.parts.append(GridPart(base, (stop - start) // GRID, start, pages))
+
+    def rows(self, pieces: list[_Piece]) -> None:
+        base, tiles, pages, filled = len(self.tokens), [], [], []
+        for piece in pieces:
+            segment = piece.segment
+            self.tokens += segment.tokens[piece.start - segment.start : piece.stop - segment.start]
+            self.positions += range(piece.start, piece.stop)
+            for position in range(piece.start, piece.stop):
+                count, used = divmod(position, self.page_tokens)
+                tiles.append(count + 1)
+                filled.append(used + 1)
+                pages += segment.pages[: count + 1]
+        self.real += range(base, len(self.tokens))
+        counts = np.array(tiles, np.int64)
+        row_of_tile = np.repeat(np.arange(len(tiles)), counts)
+        firsts = np.cumsum(counts) - counts
+        all_pages = np.array(pages, np.int64)
+        runs = _runs(all_pages, row_of_tile)
+        self.parts.append(RowPart(base, len(self.tokens), firsts, row_of_tile, all_pages, runs, tuple(filled)))
+
+
+def _runs(pages: NDArray[np.int64], row_of_tile: NDArray[np.int64]) -> tuple[Tile, ...]:
+    """The tiles as runs of consecutive pages within a row."""
+    breaks = np.flatnonzero((np.diff(pages) != 1) | (np.diff(row_of_tile) != 0)) + 1
+    starts = [0, *breaks.tolist()]
+    stops = [*starts[1:], len(pages)]
+    return tuple(
+        Tile(int(row_of_tile[first]), first, stop - first, int(pages[first])) for first, stop in zip(starts, stops, strict=True)
+    )
+
+
+def plan(window: Window, page_tokens: int, grid: bool) -> Layout:
+    """The layout of ``window``. ``grid``: prompts may use grid parts (false under --deterministic)."""
+    builder = _Builder(page_tokens)
+    pieces = [piece for segment in window.segments for piece in _pieces(segment, grid and window.kind == "prompt")]
+    for on_grid, group in groupby(pieces, lambda piece: piece.on_grid):
+        if on_grid:
+            for piece in group:
+                builder.grid(piece)
+        else:
+            builder.rows(list(group))
+    writes = [divmod(position, page_tokens) for segment in window.segments for position in range(segment.start, segment.end)]
+    owners = [segment for segment in window.segments for _ in segment.tokens]
+    pages = [segment.pages[index] for segment, (index, _) in zip(owners, writes, strict=True)]
+    return Layout(
+        tokens=np.array(builder.tokens, np.int64),
+        positions=np.array(builder.positions, np.int64),
+        real=np.array(builder.real, np.int64),
+        pages=np.array(pages, np.int64),
+        offsets=np.array([offset for _, offset in writes], np.int64),
+        fresh=np.array([page for page, (_, offset) in zip(pages, writes, strict=True) if offset == 0], np.int64),
+        parts=tuple(builder.parts),
+    )
