@@ -127,9 +127,10 @@ class Text(Kind[str]):
         self.metavar, self.range = metavar, what
 
     def accept(self, value: object) -> str:
-        if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        text = value.strip() if isinstance(value, str) else ""
+        if not text or not text.isprintable():
             raise ValueError
-        return value.strip()
+        return text
 
 
 class Names(Kind[tuple[str, ...]]):

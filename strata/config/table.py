@@ -72,8 +72,12 @@ def env_of(name: str) -> str:
 
 
 def row(kind: Kind[T], default: T, group: str, meaning: str, **more: Any) -> T:
-    """A field of ``Settings``. Typed as its value, so that a type checker compares annotation, kind and default."""
-    return field(default=default, metadata={"row": Row(kind, default, group, meaning, **more)})
+    """A field of ``Settings``; ``more`` are further attributes of ``Row``. A secret stays out of ``repr``.
+
+    Typed as its value, so that a type checker compares annotation, kind and default.
+    """
+    spec = Row(kind, default, group, meaning, **more)
+    return field(default=default, repr=not spec.secret, metadata={"row": spec})
 
 
 def rows_of(settings: type[Any]) -> tuple[Row, ...]:

@@ -1,6 +1,7 @@
 """Where the kernels' sources are and what identifies a compiled one, for every device and the lint alike.
 
-``cuda_src/`` lies beside the package, not in it, so a missing folder is reported with its full path. A compiled kernel's
+``cuda_src/`` lies beside the package in a checkout and inside it in a wheel (setup.cfg maps it there); a missing folder is
+reported with its full path. A compiled kernel's
 cache key is a digest of every source file, the entry names, the compiler and its options: an edit to any header, a driver
 or compiler update, or another option makes a new key, and nothing is ever invalidated in place.
 """
@@ -17,7 +18,9 @@ from pathlib import Path
 
 from strata.errors import StartError
 
-SOURCE_FOLDER = Path(__file__).resolve().parent.parent.parent / "cuda_src"
+_PACKAGE = Path(__file__).resolve().parent.parent
+_INSTALLED = _PACKAGE / "cuda_src"
+SOURCE_FOLDER = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "cuda_src"
 
 
 def source_folder() -> Path:

@@ -14,7 +14,14 @@ from tests.house.source import ROOT, Source, sources
 HERE = Path(__file__).name
 MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:work|root|home|tmp|Users)/|[A-Z]:\\Users|\.\./shared\b")
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
-READS_ENVIRONMENT = ("strata/config/", "strata/server/__main__.py")
+READS_ENVIRONMENT = (
+    "strata/config/",
+    "strata/server/__main__.py",
+    # The system's own names, not settings of Strata: CXX, CUDA_PATH, XDG_CACHE_HOME and a worker's PYTHONPATH.
+    "strata/devices/host_compiler.py",
+    "strata/devices/nvrtc.py",
+    "strata/devices/source.py",
+)
 
 
 def committed() -> list[Path]:
