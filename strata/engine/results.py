@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from strata.engine import sampling
 from strata.engine.filters import Ids, Logits
 from strata.engine.rows import wanted_rows
-from strata.engine.sampling import Row
+from strata.engine.sampling import Row, Spread
 from strata.messages import Segment, SegmentResult, TokenLogprob, Tokens, Window
 
 NOT_FINITE = "the model gave logits that are not finite numbers; the request cannot go on"
@@ -23,9 +23,13 @@ PROMPTS_KEPT = 64
 
 
 class Sampler:
-    """Turns logits into results. Its only state is a memo: the distinct tokens of prompts whose requests carry a penalty."""
+    """Turns logits into results, ``spread`` over threads where there is much noise to compute.
 
-    def __init__(self) -> None:
+    Its only state is a memo: the distinct tokens of prompts whose requests carry a penalty.
+    """
+
+    def __init__(self, spread: Spread = map) -> None:
+        self._spread = spread
         self._distinct: OrderedDict[int, tuple[Tokens, Ids]] = OrderedDict()
 
     def __call__(self, window: Window, logits: NDArray[np.float32]) -> tuple[SegmentResult, ...]:
@@ -34,7 +38,7 @@ class Sampler:
         spans = list(segment_rows(window))
         asked = [(index, row) for index, (segment, first) in enumerate(spans) for row in picked_rows(segment)]
         rows = [self._row(spans[index][0], row) for index, row in asked]
-        chosen = sampling.pick([logits[place[spans[index][1] + row]] for index, row in asked], rows)
+        chosen = sampling.pick([logits[place[spans[index][1] + row]] for index, row in asked], rows, self._spread)
         picks: list[list[int]] = [[] for _ in spans]
         for (index, _), token in zip(asked, chosen):
             picks[index].append(token)

@@ -14,8 +14,9 @@ A row that holds NaN, +inf or nothing but -inf fails alone: its request ends wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,10 @@ from strata.messages import Sampling, TokenLogprob, Tokens
 GREEDY_BELOW = 1e-5  # a temperature that cannot turn a choice but could overflow the division; vLLM draws the line there too
 BROKEN = -1  # the pick of a row without a usable maximum
 JOINED = 2048  # candidates up to which rows share one call of Philox
+BLOCK = 8192  # candidates of one call otherwise: its arrays stay in the cache, and calls can run side by side
 
 Scores = NDArray[np.float64]
+Spread = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # map(), or the map of a pool of threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Candidates:
         return cls(row, ids, values[ids].astype(np.float64) / row.sampling.temperature)
 
 
-def pick(logits: Sequence[filters.Logits] | NDArray[np.float32], rows: Sequence[Row]) -> list[int]:
+def pick(logits: Sequence[filters.Logits] | NDArray[np.float32], rows: Sequence[Row], spread: Spread = map) -> list[int]:
     """One token, or ``BROKEN``, for each row of ``logits``: float32 [rows, vocab] or a list of such rows."""
     picks = [BROKEN] * len(rows)
     drawn: dict[int, filters.Logits] = {}
@@ -68,20 +71,20 @@ def pick(logits: Sequence[filters.Logits] | NDArray[np.float32], rows: Sequence[
         picks[index] = best
         if sampling.temperature >= GREEDY_BELOW:
             drawn[index] = values
-    for index, token in zip(drawn, draw([rows[index] for index in drawn], list(drawn.values()))):
+    for index, token in zip(drawn, draw([rows[index] for index in drawn], list(drawn.values()), spread)):
         picks[index] = token
     return picks
 
 
-def draw(rows: Sequence[Row], values: Sequence[filters.Logits]) -> list[int]:
+def draw(rows: Sequence[Row], values: Sequence[filters.Logits], spread: Spread) -> list[int]:
     """The draw of rows that have a finite maximum. Two calls of ``noises`` serve all rows, because each has a fixed cost."""
     left = [filters.survivors(one, row.sampling) for row, one in zip(rows, values)]
     whole = [index for index, ids in enumerate(left) if ids is None]
     likeliest = [Candidates.of(rows[index], values[index], np.array([values[index].argmax()])) for index in whole]
-    for index, best, noise in zip(whole, likeliest, noises(likeliest)):
+    for index, best, noise in zip(whole, likeliest, noises(likeliest, spread)):
         left[index] = reachable(values[index], float(best.scores[0] + noise[0]), rows[index].sampling.temperature)
     found = [Candidates.of(row, one, ids) for row, one, ids in zip(rows, values, left) if ids is not None]
-    return [int(one.ids[(one.scores + noise).argmax()]) for one, noise in zip(found, noises(found))]
+    return [int(one.ids[(one.scores + noise).argmax()]) for one, noise in zip(found, noises(found, spread))]
 
 
 def reachable(values: filters.Logits, total: float, temperature: float) -> filters.Ids:
@@ -90,23 +93,29 @@ def reachable(values: filters.Logits, total: float, temperature: float) -> filte
     return np.flatnonzero(values >= np.nextafter(np.float32(least), np.float32(-np.inf)))
 
 
-def noises(drawn: Sequence[Candidates]) -> list[Scores]:
-    """The noise of every candidate. Rows with few share one call, which costs as much as one of them alone."""
-    result: list[Scores] = [np.empty(0)] * len(drawn)
-    small = [number for number, found in enumerate(drawn) if len(found.ids) <= JOINED]
-    for group in [small] + [[number] for number, found in enumerate(drawn) if len(found.ids) > JOINED]:
-        if not group:
-            continue
-        rows = [drawn[number].row for number in group]
-        sizes = [len(drawn[number].ids) for number in group]
-        keys = np.array([(row.position, row.sampling.seed, row.sampling.choice) for row in rows], np.uint64)
-        if len(group) > 1:
-            keys = np.repeat(keys, sizes, axis=0)
-        ids = np.concatenate([drawn[number].ids for number in group])
-        joint = philox.gumbel(keys[:, 0], ids, keys[:, 1], keys[:, 2])
-        for number, noise in zip(group, np.split(joint, np.cumsum(sizes)[:-1])):
-            result[number] = noise
+def noises(drawn: Sequence[Candidates], spread: Spread) -> list[Scores]:
+    """The noise of every candidate, [len(ids)] each. Rows with few candidates share one call, which costs as much as one of them."""
+    few = [number for number, one in enumerate(drawn) if len(one.ids) <= JOINED]
+    many = [number for number, one in enumerate(drawn) if len(one.ids) > JOINED]
+    pieces = [[drawn[number] for number in few]] if few else []
+    for number in many:
+        one = drawn[number]
+        pieces += [[Candidates(one.row, one.ids[start:start + BLOCK], one.scores)] for start in range(0, len(one.ids), BLOCK)]
+    flat = np.concatenate(list(spread(joint_noise, pieces))) if pieces else np.empty(0)
+    order = few + many
+    ends = np.cumsum([len(drawn[number].ids) for number in order])
+    result: list[Scores] = [flat] * len(drawn)
+    for number, part in zip(order, np.split(flat, ends[:-1]) if order else ()):
+        result[number] = part
     return result
+
+
+def joint_noise(piece: Sequence[Candidates]) -> Scores:
+    """The noise of some rows' candidates, one row after the other."""
+    keys = np.array([(one.row.position, one.row.sampling.seed, one.row.sampling.choice) for one in piece], np.uint64)
+    if len(piece) > 1:
+        keys = np.repeat(keys, [len(one.ids) for one in piece], axis=0)
+    return philox.gumbel(keys[:, 0], np.concatenate([one.ids for one in piece]), keys[:, 1], keys[:, 2])
 
 
 def accepted(drafts: Sequence[int], picks: Sequence[int]) -> int:
