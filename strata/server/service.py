@@ -1,0 +1,105 @@
+"""What the routes are given to serve: the model's parts, and the state of the server around them.
+
+The app builds a ``Site`` first, so that ``/health`` and ``/ready`` answer while the model loads, and sets its ``service`` when
+the model is there. Nothing else here changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from strata import __version__
+from strata.config.settings import Settings
+from strata.errors import Draining, Loading
+from strata.messages import Request, RequestEvent
+from strata.metrics import Metrics
+from strata.server.guard import Guard
+
+if TYPE_CHECKING:
+    from strata.text.template import ChatTemplate
+    from strata.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+class Manager(Protocol):
+    """What the server needs of the slot manager. All on the loop thread; no call blocks.
+
+    ``deliver`` gets each of a request's events, the last one a terminal event, exactly one, whatever happens.
+    """
+
+    def submit(self, request: Request, deliver: Callable[[RequestEvent], None]) -> None:
+        """Raises ``QueueFull``, ``Draining`` or ``EngineDead``; then ``deliver`` is never called."""
+
+    def cancel(self, request_id: str) -> None:
+        """The client has left. Unknown ids are ignored."""
+
+    def stop(self, request_id: str) -> None:
+        """Finish now, as by a stop token. Unknown ids are ignored."""
+
+    def view(self) -> Any:
+        """A frozen picture: ``strata.slots.view.MachineView``, read attribute by attribute here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Facts for people and clients. ``created``: Unix seconds. ``context``: tokens of one request. ``file``: its name, no path."""
+
+    name: str
+    context: int
+    vocab_size: int
+    created: int = 0
+    aliases: tuple[str, ...] = ()
+    trained_context: int = 0
+    architecture: str = ""
+    parameters: int = 0
+    file: str = ""
+    file_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A loaded model. ``template`` is None where the file has none: chat is refused by name then."""
+
+    model: Model
+    manager: Manager
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+
+@dataclass(slots=True)
+class Site:
+    """The server as the routes see it. ``executor`` runs what is too long for the loop thread: tokenising, templates, big JSON."""
+
+    settings: Settings
+    metrics: Metrics
+    executor: Executor
+    guard: Guard
+    service: Service | None = None
+    is_draining: bool = False
+    started: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's ``system_fingerprint``: which program made the answer."""
+        return f"strata-{__version__}"
+
+    def loaded(self) -> Service:
+        """Raises ``Loading``."""
+        if self.service is None:
+            raise Loading("the model is still loading")
+        return self.service
+
+    def working(self) -> Service:
+        """The service, for something new. Raises ``Loading`` or ``Draining``."""
+        if self.is_draining:
+            raise Draining("the server is shutting down")
+        return self.loaded()
+
+    async def off_loop(self, function: Callable[..., T], *arguments: object) -> T:
+        """Run ``function`` on a worker thread; the loop goes on meanwhile."""
+        return await asyncio.get_running_loop().run_in_executor(self.executor, function, *arguments)

@@ -1,0 +1,67 @@
+"""Text and tokens without generating: /tokenize, /detokenize, /apply-template."""
+
+from __future__ import annotations
+
+from strata.server.exchange import Exchange, json_response
+from strata.server.fields import Fields, parse_object
+from strata.server.prompts import read_chat, read_ids
+from strata.server.service import Service, Site
+
+MAX_TEXT = 2**31  # the body's cap is the real one
+
+
+async def tokenize(site: Site, exchange: Exchange) -> None:
+    exchange.respond(json_response(await site.off_loop(tokens_of, exchange.body, site.loaded())))
+
+
+def tokens_of(body: bytes, service: Service) -> dict[str, object]:
+    """llama.cpp's body (``content``), or vLLM's (``prompt`` or ``messages``), whose answer has a count too."""
+    fields = parse_object(body)
+    if fields.has("messages"):
+        return _counted(list(read_chat(fields, service).tokens), service)
+    name = "content" if fields.has("content") else "prompt"
+    if not fields.has(name):
+        raise fields.error("content", "the text to tokenise")
+    text = fields.text(name, most=MAX_TEXT)
+    special = fields.flag("add_special", False) if name == "content" else fields.flag("add_special_tokens", True)
+    tokens = service.tokenizer.encode(text, add_special=special, parse_special=fields.flag("parse_special", True))
+    if name == "prompt":
+        return _counted(tokens, service)
+    if not fields.flag("with_pieces", False):
+        return {"tokens": tokens}
+    return {"tokens": [{"id": token, "piece": _piece(service, token)} for token in tokens]}
+
+
+def _counted(tokens: list[int], service: Service) -> dict[str, object]:
+    return {"tokens": tokens, "count": len(tokens), "max_model_len": service.model.context}
+
+
+def _piece(service: Service, token: int) -> str | list[int]:
+    """The token's text; its bytes where they are not whole characters."""
+    data = service.tokenizer.token_bytes(token)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+
+
+async def detokenize(site: Site, exchange: Exchange) -> None:
+    exchange.respond(json_response(await site.off_loop(text_of, exchange.body, site.loaded())))
+
+
+def text_of(body: bytes, service: Service) -> dict[str, object]:
+    fields = parse_object(body)
+    given = fields.value("tokens")
+    if not isinstance(given, list):
+        raise fields.error("tokens", "a list of token ids")
+    tokens = read_ids(fields, "tokens", given, service.tokenizer.vocab_size, "a list of token ids")
+    return {"content": service.tokenizer.decode(tokens)}
+
+
+async def apply_template(site: Site, exchange: Exchange) -> None:
+    exchange.respond(json_response(await site.off_loop(_rendered, exchange.body, site.loaded())))
+
+
+def _rendered(body: bytes, service: Service) -> dict[str, object]:
+    fields: Fields = parse_object(body)
+    return {"prompt": read_chat(fields, service).text}
