@@ -149,7 +149,8 @@ def _rope(keys: Keys, head_dim: int, interleaved: bool) -> RopeConfig:
         scaling=scaling if factor > 0 else "none",
         factor=factor,
         original_context=keys.count("rope.scaling.original_context_length", keys.count("context_length")),
-        magnitude=keys.number("rope.scaling.yarn_attn_factor", keys.number("rope.scaling.attn_factor", 1.0)),
+        magnitude=keys.number("rope.scaling.yarn_attn_factor", 0.0) or None,
+        extrapolation=keys.number("rope.scaling.yarn_ext_factor", 1.0),
         beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
     )

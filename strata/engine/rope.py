@@ -24,8 +24,9 @@ class RopeConfig:
     """How a model turns its queries and keys.
 
     ``dims``: the first so many dimensions of a head turn. ``interleaved``: pairs as stored are (2i, 2i + 1), else (i, i + dims/2).
-    ``scaling``: none, linear or yarn, by ``factor`` over ``original_context`` positions. ``magnitude`` multiplies the
-    YaRN magnitude; ``beta_fast`` and ``beta_slow`` (turns over the original context) bound the ramp.
+    ``scaling``: none, linear or yarn, by ``factor`` over ``original_context`` positions. YaRN only: ``magnitude`` of the turned vectors, None
+    for 1 + 0.1 ln factor; ``beta_fast`` and ``beta_slow`` (turns over the original context) bound the ramp, ``extrapolation``
+    weighs it.
     """
 
     base: float
@@ -34,7 +35,8 @@ class RopeConfig:
     scaling: str = "none"
     factor: float = 1.0
     original_context: int = 0
-    magnitude: float = 1.0
+    magnitude: float | None = None
+    extrapolation: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
 
@@ -52,9 +54,9 @@ class Rope:
         if config.scaling == "linear":
             self.frequencies = plain / config.factor
         elif config.scaling == "yarn":
-            share = _extrapolated_share(config)
+            share = config.extrapolation * _extrapolated_share(config)
             self.frequencies = plain / config.factor * (1 - share) + plain * share
-            self.magnitude = config.magnitude * (1 + 0.1 * math.log(config.factor))
+            self.magnitude = 1 + 0.1 * math.log(max(config.factor, 1.0)) if config.magnitude is None else config.magnitude
 
     def turns(self, positions: NDArray[np.int64]) -> NDArray[np.complex64]:
         """complex64 [rows, 1, dims/2]: what to multiply the pairs of each head by, at these positions ([rows])."""
