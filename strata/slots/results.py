@@ -1,0 +1,99 @@
+"""What one segment's result means for its run: commit what was fed, take what was picked, see whether that was the end."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+from strata.messages import NewTokens, Progress, Segment, SegmentResult, TokenLogprob
+from strata.slots.events import Command
+from strata.slots.slot import Run, Slot
+from strata.slots.states import RequestState, SlotEvent, SlotState
+from strata.slots.view import Counters
+
+
+class Advance(Enum):
+    """OVER: the run had ended (or is being preempted) while the window was in flight."""
+
+    GOES_ON = "goes on"
+    STOP = "stop"
+    LENGTH = "length"
+    FAILED = "failed"
+    OVER = "over"
+
+
+class Ledger(Protocol):
+    """What this module needs of the machine."""
+
+    now: float
+    out: list[Command]
+    counters: Counters
+
+
+def advance(run: Run, segment: Segment, result: SegmentResult, ledger: Ledger) -> Advance:
+    """Apply one result. Tokens that were fed are in the cache whatever became of the request meanwhile, so they are always committed."""
+    if result.error:
+        return Advance.FAILED
+    conversation, slot = run.conversation, run.slot
+    assert conversation is not None and slot is not None
+    assert segment.start == len(conversation.tokens), "windows of one slot must report in the order in which they were sent"
+    if result.snapshots:
+        conversation.snapshots.extend(result.snapshots)
+    if run.state is not RequestState.SEATED:
+        fed = len(segment.tokens) - segment.num_drafts + result.accepted
+        conversation.tokens.extend(segment.tokens[:fed])
+        return Advance.OVER
+    if slot.state is SlotState.DECODING:
+        conversation.tokens.append(segment.tokens[0])
+        return _take_drafted(run, segment, result, ledger) if segment.num_drafts else _take(run, result, ledger)
+    conversation.tokens.frombytes(run.packed_slice(segment.start, segment.end))
+    return _read(run, slot, segment, result, ledger)
+
+
+def _read(run: Run, slot: Slot, segment: Segment, result: SegmentResult, ledger: Ledger) -> Advance:
+    """A chunk is in the cache. After a history was lost and read again, prompt logprobs that were delivered are not sent twice."""
+    prompt = len(run.request.prompt)
+    logprobs = result.prompt_logprobs[max(0, run.logprobs_read - segment.start):]
+    run.logprobs_read = max(run.logprobs_read, segment.end)
+    ledger.out.append(Progress(run.request.id, min(segment.end, prompt), prompt, run.cached, slot.id))
+    if logprobs and not result.picks:
+        ledger.out.append(NewTokens(run.request.id, (), (), logprobs))
+    if segment.end < run.total:
+        return Advance.GOES_ON
+    slot.step(SlotEvent.PROMPT_READ)
+    return _take(run, result, ledger, logprobs) if result.picks else Advance.LENGTH
+
+
+def _take(run: Run, result: SegmentResult, ledger: Ledger, prompt_logprobs: tuple[TokenLogprob, ...] = ()) -> Advance:
+    """One picked token goes to the client; the decode path, so nothing here grows with the history."""
+    request = run.request
+    (token,) = result.picks
+    run.generated.append(token)
+    ledger.counters.generated_tokens += 1
+    ledger.out.append(NewTokens(request.id, result.picks, result.logprobs, prompt_logprobs))
+    run.last_at = ledger.now
+    if run.first_at is None:
+        run.first_at = ledger.now
+    if token in request.stop_tokens:
+        return Advance.STOP
+    return Advance.LENGTH if len(run.generated) >= run.limit else Advance.GOES_ON
+
+
+def _take_drafted(run: Run, segment: Segment, result: SegmentResult, ledger: Ledger) -> Advance:
+    """Several picked tokens: the answer ends at the first stop token or at its limit, whatever was accepted beyond."""
+    picks = result.picks[:run.limit - len(run.generated)]
+    ends = [place for place, token in enumerate(picks) if token in run.request.stop_tokens]
+    picks = picks[:ends[0] + 1] if ends else picks
+    run.drafted += segment.num_drafts
+    run.accepted += result.accepted
+    ledger.counters.drafted_tokens += segment.num_drafts
+    ledger.counters.accepted_tokens += result.accepted
+    ledger.counters.generated_tokens += len(picks) - 1
+    assert run.conversation is not None
+    run.conversation.tokens.extend(picks[:-1])
+    run.generated.extend(picks[:-1])
+    run.submitted = len(run.conversation.tokens)
+    last = SegmentResult(picks[-1:], 0, result.logprobs[:len(picks)])
+    step = _take(run, last, ledger)
+    ledger.out[-1] = NewTokens(run.request.id, picks, last.logprobs)
+    return step

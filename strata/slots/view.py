@@ -1,0 +1,82 @@
+"""A frozen picture of the machine for ``/slots``, ``/metrics`` and the log, and the counters behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start. Keys of the dictionaries are fixed sets; every key is there from the beginning.
+
+    ``reuse``: admitted requests by where their history came from. ``evictions``: histories lost for good, by reason (``seat``: its slot
+    was needed and there is no shelf; ``memory``: its pages were needed; ``shelf_full``; ``host_full``; ``copy_failed``; ``error``).
+    ``ended``: requests by how they ended. ``prompt_tokens`` = ``cached_tokens`` + those to read, of seated requests.
+    """
+
+    ended: dict[str, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "cancelled": 0, "failed": 0})
+    reuse: dict[str, int] = field(default_factory=lambda: {"continued": 0, "borrowed": 0, "restored": 0, "none": 0})
+    evictions: dict[str, int] = field(
+        default_factory=lambda: {"seat": 0, "memory": 0, "shelf_full": 0, "host_full": 0, "copy_failed": 0, "error": 0}
+    )
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    decode_windows: int = 0
+    decode_rows: int = 0
+    pad_rows: int = 0
+    chunks: int = 0
+    chunk_tokens: int = 0
+    preemptions: int = 0
+    parked: int = 0
+    restored: int = 0
+    unseated: int = 0
+
+    def copy(self) -> Counters:
+        return replace(self, ended=dict(self.ended), reuse=dict(self.reuse), evictions=dict(self.evictions))
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """One slot. ``state``: a ``SlotState`` value. ``tokens``: tokens in the cache. ``idle_s``: since a request last left it."""
+
+    id: int
+    group: int
+    state: str
+    tokens: int
+    n_ctx: int
+    request_id: str = ""
+    prompt: int = 0
+    cached: int = 0
+    read: int = 0
+    generated: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    idle_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MachineView:
+    """Everything at one moment. ``pages_*`` add up to ``pages_total``; a shared page counts once, where it is needed most."""
+
+    slots: tuple[SlotView, ...]
+    running: int
+    waiting: int
+    preempted: int
+    windows_in_flight: int
+    pages_total: int
+    pages_free: int
+    pages_busy: int
+    pages_held: int
+    pages_shelved: int
+    page_tokens: int
+    tokens_held: int
+    shelved: int
+    parked: int
+    parked_bytes: int
+    parked_limit: int
+    draining: bool
+    dead: str
+    counters: Counters

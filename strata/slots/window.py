@@ -1,0 +1,218 @@
+"""Builds the next windows: one decode window per group in flight, and prompt chunks between them.
+
+Decode windows and chunks share the engine. While anybody decodes, one chunk is in flight at a time, and after it the others decode for
+at least ``decode_share`` of the time the chunk took, so the gap between two tokens of a running answer is bounded by one chunk. With
+nobody decoding, as many chunks are in flight as the engine has stages. Windows hold active rows only; ``rows=prefix`` also runs a
+pad row for every hole below a group's last active slot, as the original did, to reproduce its numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strata.errors import SettingError
+from strata.messages import EngineFacts, Sampling, Segment, Tokens, Window, WindowDone
+from strata.slots.conversation import Conversation
+from strata.slots.events import Command, IllegalEvent
+from strata.slots.memory import Memory
+from strata.slots.policy import Reader, SlotPolicy, chunk_end, pick_reader
+from strata.slots.slot import Run, Slot
+from strata.slots.states import SlotState
+from strata.slots.view import Counters
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass(slots=True)
+class Group:
+    """Contiguous slots that decode together. ``window``: the id of its decode window in flight, 0 for none."""
+
+    id: int
+    slots: list[Slot]
+    window: int = 0
+
+
+@dataclass(slots=True)
+class Flight:
+    """A window in flight and whose rows it holds (None: a pad row)."""
+
+    window: Window
+    runs: list[Run | None]
+
+
+class Scheduler:
+    """Turns seated runs into windows, appended to ``out``. Owner of everything in flight but copies."""
+
+    def __init__(self, policy: SlotPolicy, groups: int, memory: Memory, slots: list[Slot]) -> None:
+        self.facts: EngineFacts = memory.facts
+        self.policy = policy
+        self.memory = memory
+        self.out: list[Command] = memory.out
+        self.counters: Counters = memory.counters
+        size = len(slots) // groups
+        self.groups = [Group(number, slots[number * size:(number + 1) * size]) for number in range(groups)]
+        if policy.rows == "prefix" and size > self.facts.max_rows:
+            raise SettingError(f"rows=prefix needs groups of at most {self.facts.max_rows} slots, not {size}; raise batch_groups")
+        grid = self.facts.prompt_grid
+        self.chunk = max(grid, (policy.chunk or self.facts.chunk) // grid * grid)
+        self.flights: dict[int, Flight] = {}
+        self._chunks_in_flight = 0
+        self._decode_owed = 0.0
+        self._last_window = 0
+
+    def schedule(self, now: float) -> list[Run]:
+        """Send every window that may go now; returns the decoding runs that could not get their next page."""
+        starving: list[Run] = []
+        readers, is_decoding = [], False
+        for group in self.groups:
+            ready = []
+            for slot in group.slots:
+                run = slot.run
+                if run is None:
+                    continue
+                if slot.state is SlotState.DECODING:
+                    is_decoding = True
+                    if not run.in_flight:
+                        ready.append(run)
+                elif slot.state is SlotState.READING and run.submitted < run.total:
+                    readers.append(run)
+            if ready and not group.window:
+                starving += self._decode(group, ready, now)
+        if readers:
+            self._read(readers, is_decoding)
+        return starving
+
+    # ---- decode windows
+
+    def _decode(self, group: Group, ready: list[Run], now: float) -> list[Run]:
+        starving = [run for run in ready if not self.memory.grow(_conversation(run), run.submitted + 1, now)]
+        if starving:
+            ready = [run for run in ready if run not in starving]
+        if len(ready) > self.facts.max_rows:
+            # More rows than a window holds: those that waited longest, in slot order.
+            ready = sorted(ready, key=lambda run: run.last_window)[:self.facts.max_rows]
+            ready.sort(key=lambda run: _slot(run).id)
+        if not ready:
+            return starving
+        rows: list[Run | None] = list(ready)
+        segments = [self._row(run) for run in ready]
+        if self.policy.rows == "prefix":
+            rows, segments = self._with_pads(group, ready, segments)
+        group.window = self._send("decode", group.id, segments, rows)
+        self.counters.decode_windows += 1
+        self.counters.decode_rows += len(ready)
+        return starving
+
+    def _row(self, run: Run) -> Segment:
+        request, start = run.request, run.submitted
+        run.submitted = start + 1
+        run.in_flight += 1
+        return Segment(
+            request.id, _slot(run).id, start, (run.generated[-1],), _conversation(run).table(), request.sampling, 0,
+            (request.prompt, run.generated) if request.sampling.has_penalties else None,
+        )
+
+    def _with_pads(self, group: Group, ready: list[Run], segments: list[Segment]) -> tuple[list[Run | None], list[Segment]]:
+        """Every slot of the group up to the last active one; holes write to a page of their own that nobody reads."""
+        active = {_slot(run).id: (run, segment) for run, segment in zip(ready, segments)}
+        rows: list[Run | None] = []
+        padded: list[Segment] = []
+        for slot in group.slots:
+            run, segment = active.get(slot.id, (None, None))
+            rows.append(run)
+            padded.append(segment or Segment("", slot.id, 0, (0,), (self.memory.pad_page,), GREEDY))
+            if slot.id == max(active):
+                break
+        self.counters.pad_rows += len(rows) - len(ready)
+        return rows, padded
+
+    # ---- prompt chunks
+
+    def _read(self, readers: list[Run], is_decoding: bool) -> None:
+        limit = self.facts.num_stages
+        if is_decoding:
+            # Somebody's next token waits behind this chunk: one at a time, and only when the decoders had their share.
+            owed = self._decode_owed > 0 and any(group.window for group in self.groups)
+            limit = 0 if owed else 1
+        while readers and self._chunks_in_flight < limit:
+            rows = [Reader(run.total - run.submitted, run.order, run.overtaken) for run in readers]
+            run = readers[pick_reader(rows, self.policy.max_overtaken)]
+            for other in readers:
+                other.overtaken += other.order < run.order
+            self._send("prompt", _slot(run).group, [self._chunk(run)], [run])
+            self._chunks_in_flight += 1
+            if run.submitted >= run.total:
+                readers.remove(run)
+
+    def _chunk(self, run: Run) -> Segment:
+        request, start, total = run.request, run.submitted, run.total
+        end = chunk_end(start, total, self.chunk, self.facts.prompt_grid)
+        is_last, wants = end == total, request.prompt_logprobs
+        picks = is_last and run.limit > 0
+        run.submitted = end
+        run.in_flight += 1
+        self.counters.chunks += 1
+        self.counters.chunk_tokens += end - start
+        return Segment(
+            request.id, _slot(run).id, start, run.text(start, end), _conversation(run).table(), request.sampling if picks else None,
+            history=(request.prompt, run.generated) if picks and request.sampling.has_penalties else None,
+            prompt_logprobs=wants, next_token=None if is_last or wants < 0 else run.text(end, end + 1)[0],
+        )
+
+    # ---- in flight
+
+    def _send(self, kind: str, group: int, segments: list[Segment], runs: list[Run | None]) -> int:
+        self._last_window += 1
+        window = Window(self._last_window, "decode" if kind == "decode" else "prompt", group, tuple(segments))
+        self.flights[window.id] = Flight(window, runs)
+        for run in runs:
+            if run is not None:
+                run.last_window = window.id
+        self.out.append(window)
+        return window.id
+
+    def land(self, event: WindowDone) -> Flight:
+        """Book a window that has reported. Raises ``IllegalEvent`` where it is not in flight or its results do not fit."""
+        flight = self.flights.get(event.window_id)
+        if flight is None:
+            raise IllegalEvent(f"window {event.window_id} is not in flight")
+        if len(event.results) != len(flight.runs):
+            raise IllegalEvent(f"window {event.window_id} has {len(flight.runs)} segments, not {len(event.results)}")
+        self._forget(flight)
+        if flight.window.kind == "prompt":
+            self._decode_owed = self.policy.decode_share * event.seconds
+        else:
+            self._decode_owed -= event.seconds
+        return flight
+
+    def lose(self, window_ids: Tokens) -> list[Run]:
+        """Windows that will not report; the runs they held, each once. Raises ``IllegalEvent`` if one is not in flight."""
+        unknown = [number for number in window_ids if number not in self.flights]
+        if unknown:
+            raise IllegalEvent(f"windows {unknown} are not in flight")
+        runs: dict[str, Run] = {}
+        for number in window_ids:
+            flight = self.flights[number]
+            self._forget(flight)
+            runs.update({run.request.id: run for run in flight.runs if run is not None})
+        return list(runs.values())
+
+    def _forget(self, flight: Flight) -> None:
+        del self.flights[flight.window.id]
+        if flight.window.kind == "prompt":
+            self._chunks_in_flight -= 1
+        else:
+            self.groups[flight.window.group].window = 0
+        for run in flight.runs:
+            if run is not None:
+                run.in_flight -= 1
+
+
+def _conversation(run: Run) -> Conversation:
+    assert run.conversation is not None
+    return run.conversation
+
+
+def _slot(run: Run) -> Slot:
+    assert run.slot is not None
+    return run.slot

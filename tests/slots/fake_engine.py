@@ -1,0 +1,139 @@
+"""An engine driven by hand whose tokens depend on everything that was written to the cache, read through the page table.
+
+Each position's cell holds a digest of the whole context up to it, computed from the digest *found in the cache* at the position before.
+So a wrong page, a lost token, a stale read or a page that was reused too early shows as a wrong token, and ``expected`` says which
+tokens are right, from the prompt alone. Windows and copies wait in ``flying`` until the test lands them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from strata.messages import CopyDone, EngineFacts, PageCopy, Request, Segment, SegmentResult, TokenLogprob, Window, WindowDone
+
+VOCABULARY = 50
+EMPTY = 1469598103934665603
+
+
+def digest(before: int, token: int, position: int) -> int:
+    return ((before ^ (token * 31 + position + 1)) * 1099511628211) % (1 << 61)
+
+
+def next_token(context: int) -> int:
+    return (context >> 17) % VOCABULARY
+
+
+def expected(request: Request, limit: int) -> list[int]:
+    """The answer of a request that runs alone on a fresh machine."""
+    context = EMPTY
+    for position, token in enumerate(request.prompt):
+        context = digest(context, token, position)
+    answer: list[int] = []
+    while len(answer) < min(limit, request.max_tokens):
+        token = next_token(context)
+        answer.append(token)
+        if token in request.stop_tokens:
+            break
+        context = digest(context, token, len(request.prompt) + len(answer) - 1)
+    return answer
+
+
+def facts(**changes: object) -> EngineFacts:
+    """Small pages and chunks, so that a few dozen tokens meet every edge."""
+    plain: dict[str, object] = dict(
+        num_pages=64, page_tokens=4, context=200, page_bytes=1000, prompt_grid=4, chunk=8, max_rows=8, num_stages=1,
+    )
+    return EngineFacts(**{**plain, **changes})  # type: ignore[arg-type]
+
+
+class FakeEngine:
+    """Cells by (page, place); images by handle. ``snapshots_at``: positions where a recurrent model's state is kept."""
+
+    def __init__(self, facts: EngineFacts, snapshot_every: int = 0) -> None:
+        self.facts = facts
+        self.snapshot_every = snapshot_every
+        self.cells: dict[tuple[int, int], tuple[int, int]] = {}
+        self.images: dict[int, list[dict[int, tuple[int, int]]]] = {}
+        self.flying: deque[Window | PageCopy] = deque()
+        self.live: dict[int, tuple[str, int]] = {}
+        self.states: set[tuple[int, int]] = set()
+        self.rows_run = 0
+        self.prompt_tokens_run = 0
+
+    def take(self, command: Window | PageCopy) -> None:
+        if isinstance(command, PageCopy) and command.direction == "drop":
+            del self.images[command.host]
+        else:
+            self.flying.append(command)
+
+    def land(self, seconds: float = 0.0) -> WindowDone | CopyDone:
+        """Run the oldest window or copy."""
+        command = self.flying.popleft()
+        if isinstance(command, PageCopy):
+            return self._copy(command)
+        assert len({segment.slot for segment in command.segments}) == len(command.segments)
+        results = tuple(self._run(segment) for segment in command.segments)
+        return WindowDone(command.id, results, seconds)
+
+    def _copy(self, copy: PageCopy) -> CopyDone:
+        size = self.facts.page_tokens
+        if copy.direction == "out":
+            self.images[copy.host] = [
+                {place: self.cells[page, place] for place in range(size) if (page, place) in self.cells} for page in copy.pages
+            ]
+        else:
+            for page, image in zip(copy.pages, self.images[copy.host], strict=False):
+                self._wipe(page)
+                self.cells.update({(page, place): value for place, value in image.items()})
+        return CopyDone(copy.id)
+
+    def _wipe(self, page: int) -> None:
+        for place in range(self.facts.page_tokens):
+            self.cells.pop((page, place), None)
+
+    def _run(self, segment: Segment) -> SegmentResult:
+        self.rows_run += len(segment.tokens)
+        if not segment.request_id:
+            return SegmentResult(picks=(0,))
+        size = self.facts.page_tokens
+        self._check_resume(segment)
+        context = self._read(segment)
+        for position, token in enumerate(segment.tokens, segment.start):
+            context = digest(context, token, position)
+            self.cells[segment.pages[position // size], position % size] = token, context
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if segment.prompt_logprobs >= 0:
+            following = segment.tokens[1:] + (() if segment.next_token is None else (segment.next_token,))
+            logprobs = tuple(TokenLogprob(token, -1.0) for token in following)
+        picks = () if segment.sampling is None else (next_token(context),)
+        return SegmentResult(picks, prompt_logprobs=logprobs, snapshots=self._snapshots(segment))
+
+    def _read(self, segment: Segment) -> int:
+        """The context before the segment, from every cell the page table leads to; each must follow from the one before."""
+        size, context = self.facts.page_tokens, EMPTY
+        for position in range(segment.start):
+            token, stored = self.cells[segment.pages[position // size], position % size]
+            context = digest(context, token, position)
+            assert context == stored, f"{segment.request_id}: position {position} holds something else"
+        return context
+
+    # ---- a state that cannot be cut anywhere
+
+    def _check_resume(self, segment: Segment) -> None:
+        if not self.facts.snapshots or segment.start == 0:
+            return
+        is_live = self.live.get(segment.slot) == (segment.request_id, segment.start)
+        page = segment.pages[(segment.start - 1) // self.facts.page_tokens]
+        assert is_live or (page, segment.start) in self.states, f"no state at {segment.start}"
+
+    def _snapshots(self, segment: Segment) -> tuple[int, ...]:
+        if not self.facts.snapshots:
+            return ()
+        self.live[segment.slot] = segment.request_id, segment.end
+        every = self.snapshot_every
+        points = [point for point in range(segment.start + 1, segment.end + 1) if point % every == 0]
+        if segment.sampling is not None and len(segment.tokens) > 1:
+            points.append(segment.end)  # a turn boundary: the end of the prompt
+        points = sorted(set(points))
+        self.states |= {(segment.pages[(point - 1) // self.facts.page_tokens], point) for point in points}
+        return tuple(points)

@@ -1,0 +1,110 @@
+"""A machine and a fake engine joined by hand: what every test of the slot machine is written with."""
+
+from __future__ import annotations
+
+from strata.messages import (
+    Cancelled, EngineFacts, Failed, Finished, NewTokens, PageCopy, Placement, Progress, Request, Sampling, Terminal, Tokens, Window,
+)
+from strata.slots.events import Arrive, Command, Event
+from strata.slots.machine import SlotMachine
+from strata.slots.policy import SlotPolicy
+from tests.slots.fake_engine import FakeEngine, expected, facts
+
+
+class House:
+    """Carries commands to the fake engine and keeps what clients would have seen. Checks the books after every event."""
+
+    def __init__(self, policy: SlotPolicy | None = None, snapshot_every: int = 0, **changes: object) -> None:
+        self.facts: EngineFacts = facts(**changes)
+        self.machine = SlotMachine(self.facts, policy or SlotPolicy(slots=4))
+        self.engine = FakeEngine(self.facts, snapshot_every)
+        self.now = 0.0
+        self.requests: dict[str, Request] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.progress: dict[str, list[Progress]] = {}
+        self.ended: dict[str, Terminal] = {}
+        self.windows: list[Window] = []
+        self.copies: list[PageCopy] = []
+
+    # ---- in
+
+    def send(self, event: Event) -> list[Command]:
+        commands = self.machine.receive(event, self.now)
+        for command in commands:
+            self._see(command)
+        self.machine.check_integrity()
+        return commands
+
+    def ask(
+        self, name: str, prompt: Tokens, max_tokens: int = 5, marks: Tokens = (), placement: Placement = Placement(), **more: object,
+    ) -> Request:
+        plain = dict(turn_marks=marks, placement=placement, **more)
+        request = Request(name, tuple(prompt), max_tokens, Sampling(), **plain)  # type: ignore[arg-type]
+        self.send(Arrive(request))
+        self.requests[name] = request
+        return request
+
+    def land(self, seconds: float = 0.0) -> list[Command]:
+        self.now += seconds or 0.001
+        return self.send(self.engine.land(seconds))
+
+    def run(self, limit: int = 100_000) -> None:
+        """Land everything until nothing flies."""
+        for _ in range(limit):
+            if not self.engine.flying:
+                return
+            self.land()
+        raise AssertionError("the machine does not come to rest")
+
+    def chat(self, name: str, prompt: Tokens, max_tokens: int = 5, marks: Tokens = (), **more: object) -> list[int]:
+        """One request to its end; the answer is checked against a cold run."""
+        self.ask(name, prompt, max_tokens, marks, **more)  # type: ignore[arg-type]
+        self.run()
+        self.check(name)
+        return self.tokens[name]
+
+    # ---- out
+
+    def _see(self, command: Command) -> None:
+        if isinstance(command, (Window, PageCopy)):
+            if isinstance(command, Window):
+                self.windows.append(command)
+            else:
+                self.copies.append(command)
+            self.engine.take(command)
+            return
+        assert command.request_id not in self.ended, f"{command} after the end"
+        if isinstance(command, NewTokens):
+            self.tokens.setdefault(command.request_id, []).extend(command.tokens)
+        elif isinstance(command, Progress):
+            self.progress.setdefault(command.request_id, []).append(command)
+        else:
+            self.ended[command.request_id] = command
+
+    def check(self, name: str) -> None:
+        """The request has finished, with the tokens of a cold run."""
+        terminal = self.ended.get(name)
+        assert isinstance(terminal, Finished), f"{name} ended with {terminal}"
+        answer = self.tokens.get(name, [])
+        full = expected(self.requests[name], self.facts.context - len(self.requests[name].prompt))
+        assert answer == full[:len(answer)] if terminal.reason == "length" else answer == full
+        assert terminal.usage.generated == len(answer)
+
+    # ---- looks
+
+    def cached(self, name: str) -> int:
+        return self.ended[name].usage.cached if name in self.ended else self.progress[name][0].cached
+
+    def slot(self, name: str) -> int:
+        return self.progress[name][0].slot
+
+    def states(self) -> list[str]:
+        return [slot.state.value for slot in self.machine.slots]
+
+    def error(self, name: str) -> Exception:
+        terminal = self.ended[name]
+        assert isinstance(terminal, Failed)
+        return terminal.error
+
+    def was_cancelled(self, name: str) -> bool:
+        return isinstance(self.ended.get(name), Cancelled)
