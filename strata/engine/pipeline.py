@@ -26,14 +26,23 @@ Sample = Callable[[Window, Hidden], tuple[SegmentResult, ...]]
 
 
 class Pipeline:
-    """Implements ``messages.Engine`` over stage models. ``sample`` turns the last stage's logits into results."""
+    """Implements ``messages.Engine`` over stage models, each with its name.
+
+    ``sample`` turns the last stage's logits into results. ``release`` is called once, when the threads have ended.
+    """
 
     def __init__(
-        self, models: Sequence[tuple[str, StageModel]], facts: EngineFacts, sample: Sample, clock: Clock = time.perf_counter
+        self,
+        models: Sequence[tuple[str, StageModel]],
+        facts: EngineFacts,
+        sample: Sample,
+        release: Callable[[], None] = lambda: None,
+        clock: Clock = time.perf_counter,
     ) -> None:
         self.facts = facts
         self.stages = tuple(Stage(name, model, clock) for name, model in models)
         self._sample = sample
+        self._release = release
         self._clock = clock
         self._deliver: Callable[[EngineEvent], None] | None = None
         self._threads: list[threading.Thread] = []
@@ -65,8 +74,8 @@ class Pipeline:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-        for stage in self.stages:
-            stage.images.clear()
+        release, self._release = self._release, lambda: None
+        release()
 
     @property
     def times(self) -> tuple[StageTimes, ...]:
