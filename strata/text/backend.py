@@ -42,8 +42,9 @@ def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
 
 def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
     ids = _ids(vocabulary)
-    unknown = None if vocabulary.unknown is None else vocabulary.tokens[vocabulary.unknown]
-    if unknown is not None:
+    unknown = None
+    if vocabulary.unknown is not None:
+        unknown = vocabulary.tokens[vocabulary.unknown]
         ids[unknown] = vocabulary.unknown
     pieces = {text for text, token in ids.items() if vocabulary.types[token] in (NORMAL, USER_DEFINED)}
     ranked = sorted((-vocabulary.scores[ids[text]], ids[text], text) for text in pieces)

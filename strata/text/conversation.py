@@ -44,20 +44,36 @@ def check_tools(tools: object) -> list[Message] | None:
     return [dict(tool) for tool in tools]
 
 
-def arguments_as_text(messages: list[Message]) -> list[Message]:
-    """The same messages with tool arguments as JSON text, which is what some templates paste into theirs."""
-    return [_with_text_arguments(message) if message.get("tool_calls") else message for message in messages]
+def with_arguments(messages: list[Message], as_text: bool) -> list[Message]:
+    """The same messages with tool arguments as JSON text, or as objects where they are JSON objects.
+
+    Text that is no object stays text (a model may have written it so); text stays as it was written.
+    """
+    read = _text if as_text else _object
+    return [
+        {
+            **message,
+            "tool_calls": [
+                {**call, "function": {**call["function"], "arguments": read(call["function"]["arguments"])}}
+                for call in message["tool_calls"]
+            ],
+        }
+        if "tool_calls" in message
+        else message
+        for message in messages
+    ]
 
 
-def _with_text_arguments(message: Message) -> Message:
-    calls = []
-    for call in message["tool_calls"]:
-        function = call["function"]
-        text = function["arguments"]
-        if not isinstance(text, str):
-            text = json.dumps(text, ensure_ascii=False)
-        calls.append({**call, "function": {**function, "arguments": text}})
-    return {**message, "tool_calls": calls}
+def _text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _object(arguments: Any) -> Any:
+    try:
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
 
 
 def _message(message: object, where: str) -> Message:
@@ -121,7 +137,6 @@ def _tool_call(call: object, where: str) -> Message:
 
 
 def _arguments(function: Mapping[str, Any], where: str) -> Any:
-    """An object where it is one; text that is no JSON object stays text (a model may have written it so)."""
     arguments = function.get("arguments")
     if arguments is None or arguments == "":
         return {}
@@ -129,8 +144,4 @@ def _arguments(function: Mapping[str, Any], where: str) -> Any:
         return dict(arguments)
     if not isinstance(arguments, str):
         raise ClientError(f"{where}.function.arguments must be a string or an object.", param=where)
-    try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    return parsed if isinstance(parsed, dict) else arguments
+    return arguments

@@ -6,6 +6,7 @@ pieces between are encoded as plain text. A message that ends with the beginning
 marked there as well, so that two messages cannot make a name together.
 
 The mark is a Unicode noncharacter; one that a message itself holds is written as an escape, so every text comes back as it was.
+Marks stand behind every character of a name, because names may overlap; a name of one character is written as its number.
 Why not strip the names: a user may quote them. Why not tokenise messages apart: tokens cross the seam between template and message.
 """
 
@@ -19,7 +20,7 @@ from strata.text.specials import trie_pattern
 
 _MARK = "\ufdd0"
 _LITERAL, _BREAK = _MARK + "0", _MARK + "1"
-_ESCAPES = re.compile(f"{_MARK}([01])")
+_ESCAPES = re.compile(f"{_MARK}(?:([01])|2([0-9a-f]+);)")
 
 
 class Protector:
@@ -47,7 +48,7 @@ class Protector:
             text = text.replace(_MARK, _LITERAL)
         if self._names is None:
             return text
-        marked = self._names.sub(lambda match: f"{match.group()[0]}{_BREAK}{match.group()[1:]}", text)
+        marked = self._names.sub(_broken, text)
         if any(text[:n] in self._tails for n in range(1, min(len(text), self._longest) + 1)):
             marked = _BREAK + marked
         if any(text[-n:] in self._heads for n in range(1, min(len(text), self._longest) + 1)):
@@ -57,4 +58,16 @@ class Protector:
 
 def unmark(text: str) -> str:
     """The text without marks, as its author wrote it."""
-    return _ESCAPES.sub(lambda match: _MARK if match.group(1) == "0" else "", text) if _MARK in text else text
+    return _ESCAPES.sub(_original, text) if _MARK in text else text
+
+
+def _broken(match: re.Match[str]) -> str:
+    name = match.group()
+    return f"{_MARK}2{ord(name):x};" if len(name) == 1 else "".join(char + _BREAK for char in name)
+
+
+def _original(match: re.Match[str]) -> str:
+    kind, number = match.groups()
+    if number:
+        return chr(int(number, 16))
+    return _MARK if kind == "0" else ""

@@ -17,18 +17,20 @@ The dialect is that of the models' authors: ``trim_blocks``, ``lstrip_blocks``, 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from functools import wraps
 from typing import Any, cast
 
 import jinja2
 from jinja2 import nodes, pass_context
-from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_TESTS
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
+from jinja2.filters import FILTERS
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError, safe_range
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
+from jinja2.tests import TESTS
 from jinja2.utils import Joiner, Namespace
 
 from strata.text.instrument import Instrument
@@ -72,11 +74,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
             finalize=_finalize,
             cache_size=0,
         )
-        texts = {name: _metered(DEFAULT_FILTERS[name], writes=True) for name in _TEXT_FILTERS.split()}
-        others = {name: _metered(DEFAULT_FILTERS[name]) for name in _OTHER_FILTERS.split()}
+        texts = {name: _metered(FILTERS[name], writes=True) for name in _TEXT_FILTERS.split()}
+        others = {name: _metered(FILTERS[name]) for name in _OTHER_FILTERS.split()}
         own = {"indent": _metered(_indent), "replace": _replace, "join": _metered(_join), "round": _metered(_round)}
-        self.filters = {**texts, **others, **own, "tojson": _tojson, "safe": _metered(str, writes=True)}
-        self.tests = {name: _metered(test) for name, test in DEFAULT_TESTS.items()}
+        self.filters = {**texts, **others, **own, "tojson": _tojson, "safe": _safe}
+        self.tests = {name: _metered(test) for name, test in TESTS.items()}
         self.globals = {
             "range": safe_range,
             "dict": lambda *args, **kwargs: _made(dict(*args, **kwargs)),
@@ -218,6 +220,11 @@ def _raise_exception(message: object) -> None:
     raise Refusal(str(message))
 
 
+def _safe(value: Any) -> str:
+    METER.get().weigh(value)
+    return str(value)
+
+
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,
@@ -225,6 +232,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if isinstance(value, Iterator):  # what `map` and `select` give
+        value = list(value)
     METER.get().weigh(value)
     if indent is not None and not 0 <= int(indent) <= 16:
         raise SecurityError("'tojson' with an indent of more than 16 is not allowed here")
@@ -239,7 +248,7 @@ def _indent(value: Any, width: int | str = 4, first: bool = False, blank: bool =
         raise SecurityError(f"'indent' by more than {_MAX_INDENT} is not allowed here")
     METER.get().weigh(value)
     METER.get().charge((str(value).count("\n") + 1) * max(size, 0))
-    return cast(str, DEFAULT_FILTERS["indent"](str(value), width, first, blank))
+    return cast(str, FILTERS["indent"](str(value), width, first, blank))
 
 
 def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
@@ -268,4 +277,4 @@ def _attribute(item: Any, path: str | int) -> Any:
 def _round(value: float, precision: int = 0, method: str = "common") -> float:
     if not 0 <= precision <= 15:
         raise SecurityError("'round' to more than 15 places is not allowed here")
-    return cast(float, DEFAULT_FILTERS["round"](value, precision, method))
+    return cast(float, FILTERS["round"](value, precision, method))
