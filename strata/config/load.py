@@ -5,7 +5,6 @@ Strongest first: command line, process environment, the config's ``env`` block, 
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -54,20 +53,6 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
 
 
 def check(settings: Settings) -> None:
-    """What no single row can say. Raises ``SettingError``."""
+    """What must be set before a server may start. Raises ``SettingError``."""
     if settings.model is None:
         raise SettingError("no model: name a GGUF file with --model FILE, STRATA_MODEL or \"model\" in the config")
-    has_key = settings.api_key is not None or settings.api_key_file is not None
-    if not (has_key or settings.allow_remote_without_key or is_loopback(settings.host)):
-        raise SettingError(
-            f"host {settings.host}: others can reach this address and no key is set; "
-            "set --api-key-file FILE or STRATA_API_KEY, or say --allow-remote-without-key"
-        )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``. A name other than localhost may be anything, so: no."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"

@@ -65,12 +65,26 @@ class Settings:
         Integer(1, 256), 8, SLOTS, "Slots: requests answered at the same time, and conversations that keep a seat.",
         unit="slots", aliases=("parallel", "slots"),
     )
+    batch_groups: int | None = row(
+        Maybe(Integer(1, 256), "auto"), None, SLOTS,
+        "Groups of slots that take turns in the pipeline; must divide the slots. auto: as many as there are stages.", unit="groups",
+    )
+    rows: str = row(
+        Choice("compact", "prefix"), "compact", SLOTS, "What a decode window runs: active slots only, or every slot up to the last of them."
+    )
     batch_decode_share: float = row(
         Number(0, 0.95), 0.5, SLOTS, "Share of a prompt chunk's time that the other slots get to decode before the next chunk."
     )
     slot_low_first: bool = row(Switch(), True, SLOTS, "Prefer the lowest free slot of a group, which keeps windows short.")
     slot_expire_s: float = row(
         Number(0, 365 * _DAY), 0.0, SLOTS, "A history idle for so long is replaced before younger ones. 0: never by age.", unit="seconds"
+    )
+    shelf: bool = row(
+        Switch(), True, SLOTS, "Keep a conversation that lost its seat in the device's free memory, until that memory is needed."
+    )
+    conversation_cache_mib: int | None = row(
+        Maybe(Integer(0, 1 << 24), "auto"), None, SLOTS,
+        "Host memory for conversations that no longer fit the device. auto: a share of what is free. 0: none.", unit="MiB",
     )
 
     queue_size: int = row(

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from strata.config import TABLE, Settings, check, help_text, load, printed
-from strata.config.load import is_loopback
 from strata.errors import SettingError
 
 
@@ -195,22 +194,9 @@ def test_settings_are_checked_at_birth_and_never_change() -> None:
 def test_a_server_needs_a_model() -> None:
     with pytest.raises(SettingError, match="no model: name a GGUF file with --model FILE"):
         load([], {})
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
-def test_a_remote_address_needs_a_key_or_a_word(host: str) -> None:
-    model = Path("x")
-    with pytest.raises(SettingError, match="--api-key-file FILE or STRATA_API_KEY, or say --allow-remote-without-key"):
-        check(Settings(model=model, host=host))
-    check(Settings(model=model, host=host, allow_remote_without_key=True))
-    check(Settings(model=model, host=host, api_key="k"))
-    check(Settings(model=model, host=host, api_key_file=Path("k")))
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST"])
-def test_loopback_needs_neither(host: str) -> None:
-    assert is_loopback(host)
-    check(Settings(model=Path("x"), host=host))
+    with pytest.raises(SettingError, match="no model"):
+        check(Settings())
+    check(Settings(model=Path("x.gguf")))
 
 
 def test_help_names_every_flag_with_its_default() -> None:

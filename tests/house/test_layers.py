@@ -25,6 +25,7 @@ RANK = {
     "engine": 20,
     "slots": 30,
     "server": 40,
+    "model": 49,
     "app": 50,
     "server.__main__": 51,
 }
