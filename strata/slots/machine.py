@@ -8,23 +8,23 @@ Rules: an event that cannot happen raises before anything has changed; every adm
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Callable
 from typing import Any
 
-from strata.errors import Draining, EngineDead, EngineError, QueueFull, StrataError
-from strata.messages import Cancelled, CopyDone, EngineFacts, EngineFailed, Failed, Finished, FinishReason, Request, WindowDone
-from strata.slots import events, states
+from strata.errors import Draining, EngineDead, EngineError
+from strata.messages import CopyDone, EngineFacts, EngineFailed, WindowDone
+from strata.slots import events
 from strata.slots.admission import check_request, make_run
 from strata.slots.conversation import Conversation
+from strata.slots.desk import Desk
 from strata.slots.events import Command, Event
 from strata.slots.memory import Memory
 from strata.slots.picture import check_integrity, picture
-from strata.slots.policy import SlotPolicy, choose_groups, retry_after
+from strata.slots.policy import SlotPolicy, choose_groups
 from strata.slots.results import Advance, advance
 from strata.slots.seating import Seating, Verdict
 from strata.slots.slot import Outcome, Run, Slot
-from strata.slots.states import ConversationEvent, ConversationState, RequestEvent, RequestState, SlotEvent, SlotState
+from strata.slots.states import ConversationState, RequestState, SlotEvent, SlotState
 from strata.slots.view import Counters, MachineView
 from strata.slots.window import Scheduler
 
@@ -41,16 +41,12 @@ class SlotMachine:
         self.counters = Counters()
         self.out: list[Command] = []
         self.memory = Memory(facts, policy, self.slots, self.out, self.counters)
+        self.desk = Desk(self.memory, self.slots)
         self.seating = Seating(policy, self.num_groups, self.memory, self.slots)
         self.scheduler = Scheduler(policy, self.num_groups, self.memory, self.slots)
-        self.runs: dict[str, Run] = {}
-        self.queue: list[Run] = []
         self.draining = False
         self.dead = ""
-        self.now = 0.0
         self._last_order = 0
-        self._mean_seconds = 1.0
-        self._may_seat = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             WindowDone: self._window_done, CopyDone: self._copy_done, EngineFailed: self._engine_failed,
             events.Arrive: self._arrive, events.Cancel: self._cancel, events.Stop: self._stop,
@@ -64,7 +60,7 @@ class SlotMachine:
 
         Raises (and changes nothing): for ``Arrive`` the refusals named there; ``IllegalEvent`` for what cannot happen.
         """
-        self.now = now
+        self.desk.now = now
         self._handlers[type(event)](event)
         while not self.dead:
             self._seat_waiting()
@@ -78,13 +74,14 @@ class SlotMachine:
     @property
     def is_idle(self) -> bool:
         """Nothing is admitted, and nothing is in flight."""
-        return not (self.runs or self.scheduler.flights or self.memory.transfers)
+        return not (self.desk.runs or self.scheduler.flights or self.memory.transfers)
 
     def wake_at(self) -> float | None:
         """When a ``Tick`` is due (the next deadline in the queue), if ever."""
-        return min((run.deadline for run in self.queue if run.deadline), default=None)
+        return min((run.deadline for run in self.desk.queue if run.deadline), default=None)
 
     def view(self, now: float) -> MachineView:
+        """A frozen picture for /slots and /metrics."""
         return picture(self, now)
 
     def check_integrity(self) -> None:
@@ -94,62 +91,47 @@ class SlotMachine:
     # ---- requests come and go
 
     def _arrive(self, event: events.Arrive) -> None:
-        check_request(event.request, self.runs, self.policy, self.facts, self.memory.num_usable)
-        self._check_open(event.request)
+        check_request(event.request, self.desk.runs, self.policy, self.facts, self.memory.num_usable)
+        self._check_open()
         self._last_order += 1
-        run = make_run(event, self._last_order, self.policy, self.facts, self.now)
-        self.runs[run.request.id] = run
-        self.queue.append(run)
-        self._may_seat = True
+        self.desk.admit(make_run(event, self._last_order, self.policy, self.facts, self.desk.now))
 
-    def _check_open(self, request: Request) -> None:
+    def _check_open(self) -> None:
         if self.dead:
             raise EngineDead(f"The engine has stopped ({self.dead}). The server must be restarted.")
         if self.draining:
             raise Draining("The server is shutting down. Please retry on another instance.")
-        has_seat = any(slot.is_free for slot in self.slots)
-        if len(self.queue) >= self.policy.queue_limit and (self.queue or not has_seat):
-            raise self._queue_full(f"{len(self.queue)} requests are waiting already. Please retry later.")
-
-    def _queue_full(self, message: str) -> QueueFull:
-        error = QueueFull(message)
-        error.retry_after = retry_after(len(self.queue), len(self.slots), self._mean_seconds)
-        return error
+        waiting = len(self.desk.queue)
+        if waiting >= self.policy.queue_limit and (waiting or not any(slot.is_free for slot in self.slots)):
+            raise self.desk.queue_full(f"{waiting} requests are waiting already. Please retry later.")
 
     def _cancel(self, event: events.Cancel) -> None:
-        run = self.runs.get(event.request_id)
+        run = self.desk.runs.get(event.request_id)
         if run is not None:
-            self.out.append(Cancelled(run.request.id, run.usage(self.now, False), _seat_of(run)))
-            self._end(run, "cancelled", Outcome.HOLD)
+            self.desk.cancel(run)
 
     def _stop(self, event: events.Stop) -> None:
-        run = self.runs.get(event.request_id)
+        run = self.desk.runs.get(event.request_id)
         if run is not None:
-            self._finish(run, "stop")
-
-    def _finish(self, run: Run, reason: FinishReason) -> None:
-        self.out.append(Finished(run.request.id, reason, run.usage(self.now, True), _seat_of(run)))
-        self._end(run, reason, Outcome.HOLD)
-
-    def _fail(self, run: Run, error: StrataError, outcome: Outcome = Outcome.DROP) -> None:
-        self.out.append(Failed(run.request.id, error, run.usage(self.now, False)))
-        self._end(run, "failed", outcome)
+            self.desk.finish(run, "stop")
 
     def _tick(self, event: events.Tick) -> None:
-        self.memory.host.free = event.host_free if event.host_free is not None else self.memory.host.free
-        for run in [run for run in self.queue if run.deadline and run.deadline <= self.now]:
-            waited = f"The request waited {self.now - run.arrived_at:.0f} s in the queue without getting a slot. Please retry later."
-            self._fail(run, self._queue_full(waited))
+        now = self.desk.now
+        if event.host_free is not None:
+            self.memory.host.free = event.host_free
+        for run in [run for run in self.desk.queue if run.deadline and run.deadline <= now]:
+            waited = f"The request waited {now - run.arrived_at:.0f} s in the queue without getting a slot. Please retry later."
+            self.desk.fail(run, self.desk.queue_full(waited), Outcome.HOLD)
 
     def _drain(self, event: events.Drain) -> None:
         self.draining = True
 
     def _abort(self, event: events.Abort) -> None:
         self.draining = True
-        for run in list(self.runs.values()):
-            self._fail(run, Draining(event.message), Outcome.HOLD)
+        for run in list(self.desk.runs.values()):
+            self.desk.fail(run, Draining(event.message), Outcome.HOLD)
 
-    # ---- the engine reports
+    # ---- the engine reports; a dead engine's late reports are ignored
 
     def _window_done(self, event: WindowDone) -> None:
         if self.dead:
@@ -158,42 +140,39 @@ class SlotMachine:
         for run, segment, result in zip(flight.runs, flight.window.segments, event.results):
             if run is None:
                 continue
-            step = advance(run, segment, result, self)
+            step = advance(run, segment, result, self.desk)
+            self.desk.may_seat |= any(other.waits_for is run for other in self.desk.queue)
             if step is Advance.FAILED:
-                self._row_failed(run, result.error)
-            elif step is Advance.OVER:
-                self._settle(run.slot)
-            elif step is not Advance.GOES_ON:
-                self._finish(run, "stop" if step is Advance.STOP else "length")
+                self._lose(run, result.error)
+            elif step is Advance.OVER and run.slot is not None:
+                self.desk.settle(run.slot)
+            elif step is Advance.STOP:
+                self.desk.finish(run, "stop")
+            elif step is Advance.LENGTH:
+                self.desk.finish(run, "length")
 
-    def _row_failed(self, run: Run, message: str) -> None:
+    def _lose(self, run: Run, message: str) -> None:
         if run.state is RequestState.SEATED:
-            self._fail(run, EngineError(message))
-        elif run.slot is not None:
-            self._spoil(run)
-
-    def _spoil(self, run: Run) -> None:
-        """A window of a run that had ended (or was being preempted) was lost: its history cannot be kept."""
-        if run.slot is not None:
-            run.slot.outcome = Outcome.DROP
-            self._settle(run.slot)
+            self.desk.fail(run, EngineError(message), Outcome.DROP)
+        else:
+            self.desk.spoil(run)
 
     def _copy_done(self, event: CopyDone) -> None:
         if self.dead:
             return
         conversation = self.memory.copy_done(event)
-        self._may_seat = True
+        self.desk.may_seat = True
         if conversation.state is ConversationState.GONE:
-            for run in self.queue:
+            for run in self.desk.queue:
                 if run.conversation is conversation:
                     run.conversation = None
-        elif conversation.state is ConversationState.BUSY:
-            self._restored(self.slots[conversation.slot or 0], conversation)
+        elif conversation.state is ConversationState.BUSY and conversation.slot is not None:
+            self._restored(self.slots[conversation.slot], conversation)
 
     def _restored(self, slot: Slot, conversation: Conversation) -> None:
         run = slot.run
         if run is None or slot.state is SlotState.LEAVING:
-            self._settle(slot)
+            self.desk.settle(slot)
             return
         run.submitted = len(conversation.tokens)
         if run.submitted < run.cached:
@@ -207,91 +186,44 @@ class SlotMachine:
             return
         if event.window_ids:
             for run in self.scheduler.lose(event.window_ids):
-                if run.state is RequestState.SEATED:
-                    self._fail(run, EngineError(event.message))
-                else:
-                    self._spoil(run)
-            return
-        self.dead = event.message
+                self._lose(run, event.message)
+        else:
+            self._die(event.message)
+
+    def _die(self, message: str) -> None:
+        """The engine is gone for good: nothing in flight will report, nobody will be seated again."""
+        self.dead = message or "no reason given"
         self.scheduler.lose(tuple(self.scheduler.flights))
-        for run in list(self.runs.values()):
-            self._fail(run, EngineDead(f"The engine has stopped ({event.message}). The server must be restarted."))
+        for run in list(self.desk.runs.values()):
+            self.desk.fail(run, EngineDead(f"The engine has stopped ({self.dead}). The server must be restarted."), Outcome.DROP)
         for copy_id in list(self.memory.transfers):
-            self._settle_copy(copy_id)
+            self.memory.copy_done(CopyDone(copy_id, self.dead))
         for slot in self.slots:
             if slot.state is SlotState.LEAVING:
-                self._settle(slot)
+                self.desk.settle(slot)
 
-    def _settle_copy(self, copy_id: int) -> None:
-        conversation = self.memory.copy_done(CopyDone(copy_id, "the engine has stopped"))
-        if conversation.state is ConversationState.BUSY:
-            self._settle(self.slots[conversation.slot or 0])
-
-    # ---- seats change hands
+    # ---- seats
 
     def _seat_waiting(self) -> None:
         """Seat whoever can be seated, in order of arrival; a request that must wait for something of its own lets others pass."""
-        if not self._may_seat:
+        desk = self.desk
+        if not desk.may_seat:
             return
-        self._may_seat = False
-        for run in list(self.queue):
+        desk.may_seat = False
+        for run in list(desk.queue):
             if run.is_waiting_for_prefix():
                 continue
-            if run.state is RequestState.PREEMPTED and run.total + 1 > self.memory.num_usable * self.facts.page_tokens:
-                self._finish(run, "length")
+            preempted = run.state is RequestState.PREEMPTED
+            if preempted and self.memory.pages_for(run.total + 1) > self.memory.num_usable:
+                desk.finish(run, "length")
                 continue
-            running = sum(slot.run is not None for slot in self.slots)
-            verdict = self.seating.try_seat(run, self.now, running if run.state is RequestState.PREEMPTED else 0)
+            # One page for every running request stays free, or the one that comes back would soon be preempted again.
+            headroom = sum(slot.run is not None for slot in self.slots) if preempted else 0
+            verdict = self.seating.try_seat(run, desk.now, headroom)
             if verdict is Verdict.SEATED:
-                self.queue.remove(run)
+                desk.queue.remove(run)
             elif verdict is Verdict.BLOCKED:
                 break
-
-    def _end(self, run: Run, kind: str, outcome: Outcome) -> None:
-        """After the terminal event: leave queue and books; the seat is free when the last window in flight has reported."""
-        is_seated = run.state is RequestState.SEATED
-        run.state = states.step(states.REQUEST, run.state, RequestEvent.END)
-        del self.runs[run.request.id]
-        self.counters.ended[kind] += 1
-        self._may_seat = True
-        if not is_seated:
-            self.queue.remove(run)
-        slot, conversation = run.slot, run.conversation
-        if slot is not None:
-            if is_seated:
-                slot.step(SlotEvent.END)
-                self._mean_seconds += 0.1 * (self.now - (run.seated_at or 0.0) - self._mean_seconds)
-            slot.outcome = outcome
-            self._settle(slot)
-        elif conversation is not None:
-            conversation.claimed = False
-            self.memory.trim_host()
-
-    def _settle(self, slot: Slot | None) -> None:
-        """Free a LEAVING slot once nothing in flight names its pages."""
-        if slot is None or slot.run is None or slot.conversation is None:
-            return
-        run, conversation = slot.run, slot.conversation
-        if run.in_flight or conversation.state is ConversationState.RESTORING:
-            return
-        slot.run = run.slot = None
-        slot.used = conversation.used = self.now
-        self._may_seat = True
-        conversation.claimed = run.state is RequestState.PREEMPTED
-        self.memory.release_spare(conversation)
-        is_empty = not conversation.tokens or slot.outcome is Outcome.DROP
-        if not is_empty and slot.outcome is Outcome.HOLD and not run.one_shot:
-            conversation.step(ConversationEvent.HOLD)
-            self.memory.index.put(conversation.id, conversation.tokens.tobytes())
-            slot.step(SlotEvent.HOLD)
-            return
-        slot.step(SlotEvent.CLEAR)
-        slot.conversation = conversation.slot = None
-        if is_empty or slot.outcome is Outcome.HOLD:
-            self.memory.drop(conversation, "error" if slot.outcome is Outcome.DROP else "")
-            run.conversation = None
-        else:
-            self.memory.park(conversation)
 
     def _relieve(self, starving: list[Run]) -> bool:
         """Decoding runs lack a page and nothing idle is left: the youngest request makes way. True: something changed at once.
@@ -303,20 +235,7 @@ class SlotMachine:
             return False
         seated = [slot.run for slot in self.slots if slot.run is not None]
         if len(seated) == 1:
-            self._finish(starving[0], "length")
-            return True
-        youngest = max(seated, key=lambda run: run.order)
-        youngest.state = states.step(states.REQUEST, youngest.state, RequestEvent.PREEMPT)
-        youngest.preemptions += 1
-        self.counters.preemptions += 1
-        insort(self.queue, youngest, key=lambda run: run.order)
-        slot = youngest.slot
-        assert slot is not None
-        slot.step(SlotEvent.END)
-        slot.outcome = Outcome.PARK
-        self._settle(slot)
+            self.desk.finish(starving[0], "length")
+        else:
+            self.desk.preempt(max(seated, key=lambda run: run.order))
         return True
-
-
-def _seat_of(run: Run) -> int:
-    return run.slot.id if run.slot is not None else -1

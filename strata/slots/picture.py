@@ -19,9 +19,9 @@ def picture(machine: SlotMachine, now: float) -> MachineView:
     states = [one.state for one in memory.conversations.values()]
     return MachineView(
         slots=tuple(_slot(slot, machine.facts.context, now) for slot in machine.slots),
-        running=sum(run.state is RequestState.SEATED for run in machine.runs.values()),
-        waiting=sum(run.state is RequestState.WAITING for run in machine.queue),
-        preempted=sum(run.state is RequestState.PREEMPTED for run in machine.queue),
+        running=sum(run.state is RequestState.SEATED for run in machine.desk.runs.values()),
+        waiting=sum(run.state is RequestState.WAITING for run in machine.desk.queue),
+        preempted=sum(run.state is RequestState.PREEMPTED for run in machine.desk.queue),
         windows_in_flight=len(machine.scheduler.flights),
         pages_total=memory.pages.num_pages, pages_free=free, pages_busy=busy, pages_held=held, pages_shelved=shelved,
         page_tokens=machine.facts.page_tokens,
@@ -53,10 +53,10 @@ def check_integrity(machine: SlotMachine) -> None:
     assert sum(memory.page_counts()) == memory.pages.num_pages, f"page kinds do not add up: {memory.page_counts()}"
     _check_conversations(machine)
     _check_slots(machine)
-    queued = [run.request.id for run in machine.queue]
+    queued = [run.request.id for run in machine.desk.queue]
     seated = [slot.run.request.id for slot in machine.slots if slot.run is not None and slot.run.state is RequestState.SEATED]
     assert len(set(queued)) == len(queued) and not set(queued) & set(seated), "a request is in two places"
-    assert sorted(queued + seated) == sorted(machine.runs), "a request is nowhere, or has ended and is still there"
+    assert sorted(queued + seated) == sorted(machine.desk.runs), "a request is nowhere, or has ended and is still there"
 
 
 def _check_conversations(machine: SlotMachine) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from strata.messages import NewTokens, Progress, Segment, SegmentResult, TokenLogprob
 from strata.slots.events import Command
-from strata.slots.slot import Run, Slot
+from strata.slots.slot import Outcome, Run, Slot
 from strata.slots.states import RequestState, SlotEvent, SlotState
 from strata.slots.view import Counters
 
@@ -36,6 +36,8 @@ def advance(run: Run, segment: Segment, result: SegmentResult, ledger: Ledger) -
         return Advance.FAILED
     conversation, slot = run.conversation, run.slot
     assert conversation is not None and slot is not None
+    if run.state is not RequestState.SEATED and slot.outcome is Outcome.DROP:
+        return Advance.OVER  # an earlier window was lost, so this one worked on nothing
     assert segment.start == len(conversation.tokens), "windows of one slot must report in the order in which they were sent"
     if result.snapshots:
         conversation.snapshots.extend(result.snapshots)

@@ -2,7 +2,8 @@
 
 Each position's cell holds a digest of the whole context up to it, computed from the digest *found in the cache* at the position before.
 So a wrong page, a lost token, a stale read or a page that was reused too early shows as a wrong token, and ``expected`` says which
-tokens are right, from the prompt alone. Windows and copies wait in ``flying`` until the test lands them.
+tokens are right, from the prompt alone. Windows and copies wait until the test lands them; ``eager`` engines touch the cache when they are
+sent, others when they land, so a machine that is right with both does not depend on when in between it happens.
 """
 
 from __future__ import annotations
@@ -49,31 +50,61 @@ def facts(**changes: object) -> EngineFacts:
 class FakeEngine:
     """Cells by (page, place); images by handle. ``snapshots_at``: positions where a recurrent model's state is kept."""
 
-    def __init__(self, facts: EngineFacts, snapshot_every: int = 0) -> None:
+    def __init__(self, facts: EngineFacts, snapshot_every: int = 0, eager: bool = False) -> None:
         self.facts = facts
+        self.eager = eager
         self.snapshot_every = snapshot_every
         self.cells: dict[tuple[int, int], tuple[int, int]] = {}
         self.images: dict[int, list[dict[int, tuple[int, int]]]] = {}
-        self.flying: deque[Window | PageCopy] = deque()
+        self.windows: deque[Window] = deque()
+        self.copies: deque[PageCopy] = deque()
+        self.early: dict[int, WindowDone | CopyDone] = {}
         self.live: dict[int, tuple[str, int]] = {}
         self.states: set[tuple[int, int]] = set()
+        self.broken: set[str] = set()
         self.rows_run = 0
         self.prompt_tokens_run = 0
 
+    @property
+    def is_idle(self) -> bool:
+        return not self.windows and not self.copies
+
     def take(self, command: Window | PageCopy) -> None:
-        if isinstance(command, PageCopy) and command.direction == "drop":
-            del self.images[command.host]
+        if isinstance(command, Window):
+            self.windows.append(command)
+        elif command.direction != "drop":
+            self.copies.append(command)
         else:
-            self.flying.append(command)
+            del self.images[command.host]
+            return
+        if self.eager:
+            self.early[command.id] = self._do(command)
 
     def land(self, seconds: float = 0.0) -> WindowDone | CopyDone:
-        """Run the oldest window or copy."""
-        command = self.flying.popleft()
+        """Report the oldest window, or the oldest copy where no window flies."""
+        return self.land_window(seconds) if self.windows else self.land_copy()
+
+    def land_window(self, seconds: float = 0.0) -> WindowDone:
+        window = self.windows.popleft()
+        done = self.early.pop(window.id, None) or self._do(window)
+        return WindowDone(window.id, done.results, seconds)  # type: ignore[union-attr]
+
+    def land_copy(self) -> CopyDone:
+        copy = self.copies.popleft()
+        return self.early.pop(copy.id, None) or self._do(copy)  # type: ignore[return-value]
+
+    def lose_window(self) -> Window:
+        """The oldest window fails; what its requests still have in flight works on garbage."""
+        window = self.windows.popleft()
+        self.early.pop(window.id, None)
+        self.broken |= {segment.request_id for segment in window.segments} - {""}
+        return window
+
+    def _do(self, command: Window | PageCopy) -> WindowDone | CopyDone:
         if isinstance(command, PageCopy):
             return self._copy(command)
         assert len({segment.slot for segment in command.segments}) == len(command.segments)
-        results = tuple(self._run(segment) for segment in command.segments)
-        return WindowDone(command.id, results, seconds)
+        return WindowDone(command.id, tuple(self._run(segment) for segment in command.segments))
 
     def _copy(self, copy: PageCopy) -> CopyDone:
         size = self.facts.page_tokens
@@ -95,6 +126,8 @@ class FakeEngine:
         self.rows_run += len(segment.tokens)
         if not segment.request_id:
             return SegmentResult(picks=(0,))
+        if segment.request_id in self.broken:
+            return SegmentResult(picks=() if segment.sampling is None else (0,))
         size = self.facts.page_tokens
         self._check_resume(segment)
         context = self._read(segment)

@@ -14,13 +14,14 @@ from tests.slots.fake_engine import FakeEngine, expected, facts
 class House:
     """Carries commands to the fake engine and keeps what clients would have seen. Checks the books after every event."""
 
-    def __init__(self, policy: SlotPolicy | None = None, snapshot_every: int = 0, **changes: object) -> None:
+    def __init__(self, policy: SlotPolicy | None = None, snapshot_every: int = 0, eager: bool = False, **changes: object) -> None:
         self.facts: EngineFacts = facts(**changes)
         self.machine = SlotMachine(self.facts, policy or SlotPolicy(slots=4))
-        self.engine = FakeEngine(self.facts, snapshot_every)
+        self.engine = FakeEngine(self.facts, snapshot_every, eager)
         self.now = 0.0
         self.requests: dict[str, Request] = {}
         self.tokens: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list[int]] = {}
         self.progress: dict[str, list[Progress]] = {}
         self.ended: dict[str, Terminal] = {}
         self.windows: list[Window] = []
@@ -48,10 +49,14 @@ class House:
         self.now += seconds or 0.001
         return self.send(self.engine.land(seconds))
 
+    def land_window(self, seconds: float = 0.0) -> list[Command]:
+        self.now += seconds
+        return self.send(self.engine.land_window(seconds))
+
     def run(self, limit: int = 100_000) -> None:
-        """Land everything until nothing flies."""
+        """Land everything until nothing is in flight."""
         for _ in range(limit):
-            if not self.engine.flying:
+            if self.engine.is_idle:
                 return
             self.land()
         raise AssertionError("the machine does not come to rest")
@@ -76,6 +81,7 @@ class House:
         assert command.request_id not in self.ended, f"{command} after the end"
         if isinstance(command, NewTokens):
             self.tokens.setdefault(command.request_id, []).extend(command.tokens)
+            self.logprobs.setdefault(command.request_id, []).extend(one.token for one in command.prompt_logprobs)
         elif isinstance(command, Progress):
             self.progress.setdefault(command.request_id, []).append(command)
         else:
