@@ -1,7 +1,7 @@
 """The forward pass of a decoder, in words: embed, blocks, head. One text for every device; ``ops`` does the arithmetic.
 
-A stage holds the weights and the KV cache of its own span of layers. The first embeds tokens, the last applies the final norm and the output matrix,
-to the rows that need logits only. Between stages travels the residual stream, float32 [rows, width].
+A stage holds the weights and the KV cache of its own span of layers. The first embeds tokens, the last applies the final norm and the
+output matrix, to the rows that need logits only. Between stages travels the residual stream, float32 [rows, width].
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The operations of the forward pass on the CPU, in float32, by NumPy.
 
 Rules. A row's bits depend on nothing but the row: elementwise operations and sums along a row are NumPy's own, products come from
-products.py and attention.py. Work is shared among threads in pieces that are fixed by shapes. Whatever a damaged row computes (NaN, infinities) stays in that row
-and raises no warning. Weights are float32: 4 bytes for each parameter.
+products.py and attention.py. Work is shared among threads in pieces that are fixed by shapes. Whatever a damaged row computes
+(NaN, infinities) stays in that row. Weights are float32: 4 bytes for each parameter.
 """
 
 from __future__ import annotations

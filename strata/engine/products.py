@@ -27,7 +27,8 @@ SLICE_ROWS = 768
 def block_rows(rows: int, columns: int) -> int:
     """Output rows per block: a multiple of 8, a block within the cache, and blocks enough for the threads; least padding first."""
     largest = max(8, min(192, BLOCK_BYTES // (4 * columns) // 8 * 8))
-    candidates = range(max(8, largest // 3 // 8 * 8), largest + 1, 8)
+    least = max(8, min(largest // 3, rows) // 8 * 8)
+    candidates = range(least, largest + 1, 8)
     return min(candidates, key=lambda block: (-rows % block, -(-rows // block) % 8 != 0, -block))
 
 

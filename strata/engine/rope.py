@@ -24,9 +24,9 @@ class RopeConfig:
     """How a model turns its queries and keys.
 
     ``dims``: the first so many dimensions of a head turn. ``interleaved``: pairs as stored are (2i, 2i + 1), else (i, i + dims/2).
-    ``scaling``: none, linear or yarn, by ``factor`` over ``original_context`` positions. YaRN only: ``magnitude`` of the turned vectors, None
-    for 1 + 0.1 ln factor; ``beta_fast`` and ``beta_slow`` (turns over the original context) bound the ramp, ``extrapolation``
-    weighs it.
+    ``scaling``: none, linear or yarn, by ``factor`` over ``original_context`` positions. YaRN only: ``magnitude`` of the turned
+    vectors, None for 1 + 0.1 ln factor; ``beta_fast`` and ``beta_slow`` (turns over the original context) bound the ramp,
+    ``extrapolation`` weighs it.
     """
 
     base: float

@@ -56,8 +56,8 @@ class Tile:
 class RowPart:
     """Rows ``start .. stop - 1`` of the layout, computed one by one.
 
-    One page of one row's context is a tile; ``firsts`` int64 [rows] is each row's first tile, ``row_of_tile`` its inverse, ``pages`` the page
-    of each tile, ``runs`` the tiles as runs of consecutive pages, ``filled`` how many tokens each row sees of its last page.
+    One page of one row's context is a tile. ``firsts`` int64 [rows] is each row's first tile, ``row_of_tile`` its inverse, ``pages``
+    the page of each tile, ``runs`` the tiles as runs of consecutive pages, ``filled`` how many tokens each row sees of its last page.
     """
 
     start: int
@@ -155,7 +155,10 @@ class _Builder:
         self.parts.append(GridPart(base, (stop - start) // GRID, start, pages))
 
     def rows(self, pieces: list[_Piece]) -> None:
-        base, tiles, pages, filled = len(self.tokens), [], [], []
+        base = len(self.tokens)
+        tiles: list[int] = []
+        pages: list[int] = []
+        filled: list[int] = []
         for piece in pieces:
             segment = piece.segment
             self.tokens += segment.tokens[piece.start - segment.start : piece.stop - segment.start]
