@@ -2,7 +2,8 @@
 
 ``.venv`` gets the packages that setup.cfg lists, and a path file that points at the checkout: no build step, nothing to
 install again after an edit or a pull, and nothing but wheels needed offline. What was installed is noted in a stamp; while
-the stamp covers what is wanted, no network and no pip is touched. A ``.venv`` that somebody else made is added to, never cleared.
+the stamp covers what is wanted, no network and no pip is touched. A working ``.venv`` that somebody else made is added to, never
+cleared.
 """
 
 from __future__ import annotations
@@ -48,11 +49,10 @@ class Venv:
         """Make it hold everything setup.cfg wants, plus ``extras``; from the folder ``wheels`` alone, if given."""
         wanted = requirements(self.root, extras)
         identity, installed = self._stamped()
-        if identity == self.identity and wanted <= installed and self._runs():
+        if identity == self.identity and wanted <= installed and self._answers("pass"):
             return
         try:
-            if identity != self.identity or not self._runs("pip"):
-                self._make(clear=bool(identity) or (self.folder.exists() and not self._runs()))
+            if self._prepare(identity):
                 installed = set()
             say(f"installing {len(wanted - installed)} packages and what they need")
             self.pip(["install", *sorted(wanted)], wheels)
@@ -92,10 +92,21 @@ class Venv:
             return "", set()
         return identity, set(lines)
 
-    def _runs(self, module: str = "sys") -> bool:
-        if not self.python.exists():
-            return False
-        return subprocess.run([str(self.python), "-c", f"import {module}"], capture_output=True).returncode == 0
+    def _prepare(self, stamped: str) -> bool:
+        """Make sure that there is an environment with pip; True where nothing installed before can be relied on."""
+        runs = self._answers("pass")
+        if runs and not stamped and not self._answers(f"import sys; sys.exit(sys.version_info[:2] != {tuple(sys.version_info[:2])})"):
+            raise Problem(f"{self.folder} is somebody's environment of another Python than this one; move it away, or use its Python")
+        if not runs or stamped not in ("", self.identity):
+            self._make(clear=self.folder.exists())
+            return True
+        if not self._answers("import pip"):
+            self._make(clear=False)
+        return False
+
+    def _answers(self, code: str) -> bool:
+        """Whether the environment's Python is there and runs ``code`` without an error."""
+        return self.python.exists() and subprocess.run([str(self.python), "-c", code], capture_output=True).returncode == 0
 
     def _make(self, clear: bool) -> None:
         say(f"making .venv ({self.identity.partition(' in ')[0]})")
