@@ -7,12 +7,12 @@ as the engine runs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
 
 from strata.config import Settings
-from strata.engine.families import read_config
+from strata.engine.families import ModelConfig, read_config
 from strata.engine.forward import StageModel
 from strata.engine.kv import KVKind, PagedKV
 from strata.engine.numpy_ops import NumpyOps
@@ -32,10 +32,16 @@ def load_engine(settings: Settings, file: GGUFFile, progress: Progress = lambda 
     Raises ModelError for a model that is not served and SettingError for sizes that do not fit.
     """
     config = read_config(file)
-    spans = [range(config.num_layers)]
+    engine = assemble(settings, CountedFile(file, progress), config, [range(config.num_layers)])
+    size = sum(tensor.size for tensor in file.tensors.values())
+    progress(size, size)  # a file may hold tensors that nobody reads
+    return engine
+
+
+def assemble(settings: Settings, file: CountedFile, config: ModelConfig, spans: Sequence[range]) -> Pipeline:
+    """An engine of one stage for each of ``spans``, consecutive layers in order; the threads are divided between them."""
     facts = plan(settings, config, free_memory(), len(spans))
     threads = max(1, (settings.threads or processors()) // len(spans))
-    counted = cast(GGUFFile, CountedFile(file, progress))
     models = []
     with ExitStack() as opened:
         for number, span in enumerate(spans):
@@ -43,7 +49,7 @@ def load_engine(settings: Settings, file: GGUFFile, progress: Progress = lambda 
             opened.callback(ops.close)
             kv = PagedKV(config, len(span), facts.num_pages, facts.page_tokens, cast(KVKind, settings.kv))
             name = f"stage {number} (cpu, layers {span.start} to {span.stop - 1})"
-            models.append((name, StageModel(counted, config, span, ops, kv)))
+            models.append((name, StageModel(cast(GGUFFile, file), config, span, ops, kv)))
         return Pipeline(models, facts, Sampler(spread_over(ops.threads)), release=opened.pop_all().close)
 
 
@@ -82,7 +88,6 @@ class CountedTensors(Mapping[str, Tensor]):
         self._left = {name: tensor.size for name, tensor in tensors.items()}
         self._done, self._total = 0, sum(self._left.values())
         self._lock = threading.Lock()
-        progress(0, self._total)
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._tensors[name]

@@ -15,7 +15,7 @@ A row that holds NaN, +inf or nothing but -inf fails alone: its request ends wit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,8 @@ from strata.messages import Sampling, TokenLogprob, Tokens
 GREEDY_BELOW = 1e-5  # a temperature that cannot turn a choice but could overflow the division; vLLM draws the line there too
 BROKEN = -1  # the pick of a row without a usable maximum
 JOINED = 2048  # candidates up to which rows share one call of Philox
-BLOCK = 8192  # candidates of one call otherwise: its arrays stay in the cache, and calls can run side by side
+BLOCK = 24_576  # candidates of one call otherwise: its arrays stay in the cache, and threads seldom meet at the GIL
 
-Scores = NDArray[np.float64]
 Spread = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # map(), or the map of a pool of threads
 
 
@@ -45,46 +44,57 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens that may win a row: ids, ascending, and logit / temperature of each."""
+    """Tokens ``ids``, ascending, of the row ``index``, whose logits are ``values`` [vocab]."""
 
+    index: int
     row: Row
+    values: filters.Logits
     ids: filters.Ids
-    scores: Scores
 
-    @classmethod
-    def of(cls, row: Row, values: filters.Logits, ids: filters.Ids) -> Candidates:
-        return cls(row, ids, values[ids].astype(np.float64) / row.sampling.temperature)
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        return self.values[self.ids].astype(np.float64) / self.row.sampling.temperature
 
 
 def pick(logits: Sequence[filters.Logits] | NDArray[np.float32], rows: Sequence[Row], spread: Spread = map) -> list[int]:
     """One token, or ``BROKEN``, for each row of ``logits``: float32 [rows, vocab] or a list of such rows."""
     picks = [BROKEN] * len(rows)
-    drawn: dict[int, filters.Logits] = {}
+    likeliest = []
     for index, row in enumerate(rows):
         values = logits[index]
         sampling = row.sampling
         if sampling.logit_bias or sampling.has_penalties:
             values = filters.adjusted(values, sampling, row.prompt, row.generated)
-        best = int(values.argmax())  # the first NaN where there is one
+        best = values.argmax()  # the first NaN where there is one
         if not np.isfinite(values[best]):
             continue
-        picks[index] = best
+        picks[index] = int(best)
         if sampling.temperature >= GREEDY_BELOW:
-            drawn[index] = values
-    for index, token in zip(drawn, draw([rows[index] for index in drawn], list(drawn.values()), spread)):
+            likeliest.append(Candidates(index, row, values, np.array([best])))
+    for index, token in draw(likeliest, spread).items():
         picks[index] = token
     return picks
 
 
-def draw(rows: Sequence[Row], values: Sequence[filters.Logits], spread: Spread) -> list[int]:
-    """The draw of rows that have a finite maximum. Two calls of ``noises`` serve all rows, because each has a fixed cost."""
-    left = [filters.survivors(one, row.sampling) for row, one in zip(rows, values)]
-    whole = [index for index, ids in enumerate(left) if ids is None]
-    likeliest = [Candidates.of(rows[index], values[index], np.array([values[index].argmax()])) for index in whole]
-    for index, best, noise in zip(whole, likeliest, noises(likeliest, spread)):
-        left[index] = reachable(values[index], float(best.scores[0] + noise[0]), rows[index].sampling.temperature)
-    found = [Candidates.of(row, one, ids) for row, one, ids in zip(rows, values, left) if ids is not None]
-    return [int(one.ids[(one.scores + noise).argmax()]) for one, noise in zip(found, noises(found, spread))]
+def draw(likeliest: Sequence[Candidates], spread: Spread) -> dict[int, int]:
+    """The token drawn for each row, given its likeliest token (finite). Two rounds of noise serve all rows: each has a fixed cost."""
+    found, whole = [], []
+    for one in likeliest:
+        ids = filters.survivors(one.values, one.row.sampling)
+        if ids is None:
+            whole.append(one)
+        else:
+            found.append(replace(one, ids=ids))
+    for one, (total, _) in zip(whole, best_of(whole)):
+        found.append(replace(one, ids=reachable(one.values, total, one.row.sampling.temperature)))
+    best: dict[int, tuple[float, int]] = {}
+    work = pieces(found)
+    for piece, winners in zip(work, spread(best_of, work)):
+        for one, winner in zip(piece, winners):
+            # A row's pieces come in the order of its ids, so that of equal totals the lowest id stays.
+            if one.index not in best or winner[0] > best[one.index][0]:
+                best[one.index] = winner
+    return {index: token for index, (_, token) in best.items()}
 
 
 def reachable(values: filters.Logits, total: float, temperature: float) -> filters.Ids:
@@ -93,29 +103,29 @@ def reachable(values: filters.Logits, total: float, temperature: float) -> filte
     return np.flatnonzero(values >= np.nextafter(np.float32(least), np.float32(-np.inf)))
 
 
-def noises(drawn: Sequence[Candidates], spread: Spread) -> list[Scores]:
-    """The noise of every candidate, [len(ids)] each. Rows with few candidates share one call, which costs as much as one of them."""
-    few = [number for number, one in enumerate(drawn) if len(one.ids) <= JOINED]
-    many = [number for number, one in enumerate(drawn) if len(one.ids) > JOINED]
-    pieces = [[drawn[number] for number in few]] if few else []
-    for number in many:
-        one = drawn[number]
-        pieces += [[Candidates(one.row, one.ids[start:start + BLOCK], one.scores)] for start in range(0, len(one.ids), BLOCK)]
-    flat = np.concatenate(list(spread(joint_noise, pieces))) if pieces else np.empty(0)
-    order = few + many
-    ends = np.cumsum([len(drawn[number].ids) for number in order])
-    result: list[Scores] = [flat] * len(drawn)
-    for number, part in zip(order, np.split(flat, ends[:-1]) if order else ()):
-        result[number] = part
+def pieces(found: Sequence[Candidates]) -> list[list[Candidates]]:
+    """Work of useful size: rows with few candidates together, because a call has a fixed cost; long rows in blocks."""
+    few = [one for one in found if len(one.ids) <= JOINED]
+    result = [few] if few else []
+    for one in found:
+        if len(one.ids) > JOINED:
+            result += [[replace(one, ids=one.ids[start:start + BLOCK])] for start in range(0, len(one.ids), BLOCK)]
     return result
 
 
-def joint_noise(piece: Sequence[Candidates]) -> Scores:
-    """The noise of some rows' candidates, one row after the other."""
+def best_of(piece: Sequence[Candidates]) -> list[tuple[float, int]]:
+    """The best total, score + noise, and its token for each of some rows; of equal totals the lowest id."""
+    if not piece:
+        return []
     keys = np.array([(one.row.position, one.row.sampling.seed, one.row.sampling.choice) for one in piece], np.uint64)
+    sizes = [len(one.ids) for one in piece]
     if len(piece) > 1:
-        keys = np.repeat(keys, [len(one.ids) for one in piece], axis=0)
-    return philox.gumbel(keys[:, 0], np.concatenate([one.ids for one in piece]), keys[:, 1], keys[:, 2])
+        keys = np.repeat(keys, sizes, axis=0)
+    totals = philox.gumbel(keys[:, 0], np.concatenate([one.ids for one in piece]), keys[:, 1], keys[:, 2])
+    totals += np.concatenate([one.scores for one in piece])
+    best = [int(total.argmax()) for total in np.split(totals, np.cumsum(sizes)[:-1])]
+    starts = np.cumsum([0] + sizes).tolist()
+    return [(float(totals[start + at]), int(one.ids[at])) for one, start, at in zip(piece, starts, best)]
 
 
 def accepted(drafts: Sequence[int], picks: Sequence[int]) -> int:
