@@ -39,7 +39,7 @@ def slow_survivors(logits: np.ndarray, sampling: Sampling) -> list[int]:
     return sorted(order)
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(rows, samplings)
 def test_survivors_equal_the_sorting_twin(logits: np.ndarray, sampling: Sampling) -> None:
     found = filters.survivors(logits, sampling)
