@@ -78,7 +78,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         others = {name: _metered(FILTERS[name]) for name in _OTHER_FILTERS.split()}
         own = {"indent": _metered(_indent), "replace": _replace, "join": _metered(_join), "round": _metered(_round)}
         self.filters = {**texts, **others, **own, "tojson": _tojson, "safe": _safe}
-        self.tests = {name: _metered(test) for name, test in TESTS.items()}
+        self.tests = {name: _metered(cast(Callable[..., Any], test)) for name, test in TESTS.items()}
         self.globals = {
             "range": safe_range,
             "dict": lambda *args, **kwargs: _made(dict(*args, **kwargs)),

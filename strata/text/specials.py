@@ -14,6 +14,7 @@ from itertools import groupby
 from strata.errors import ModelError
 
 Piece = tuple[int, int, "int | None"]
+_MAX_NESTING = 128  # names of which each begins the next; real ones (runs of spaces) come to about 30
 
 
 class SpecialTokens:
@@ -24,7 +25,7 @@ class SpecialTokens:
         try:
             self.pattern = re.compile(trie_pattern(sorted(self.ids))) if self.ids else None
         except (RecursionError, OverflowError, re.error):
-            raise ModelError("tokenizer.ggml.tokens: the special tokens are too long or too deeply nested.") from None
+            raise ModelError("tokenizer.ggml.tokens: too many special tokens begin with one another.") from None
 
     def split(self, text: str) -> Iterator[Piece]:
         """The text as ``(start, end, id)``, in order and without gaps; ``id`` is None for what is not a special token."""
@@ -38,12 +39,16 @@ class SpecialTokens:
             yield done, len(text), None
 
 
-def trie_pattern(words: list[str]) -> str:
-    """A pattern that matches the longest of ``words`` (sorted, no two alike) at a place, in time that does not grow with their number."""
+def trie_pattern(words: list[str], nesting: int = 0) -> str:
+    """A pattern that matches the longest of ``words`` (sorted, no two alike) at a place, in time that does not grow with their
+    number. Raises ``RecursionError`` where they nest too deeply."""
+    if nesting > _MAX_NESTING:
+        raise RecursionError
     branches = []
     optional = bool(words) and words[0] == ""
     for _, group in groupby(words[optional:], key=lambda word: word[0]):
         same = list(group)
         stem = os.path.commonprefix(same)
-        branches.append(re.escape(stem) + (trie_pattern([word[len(stem) :] for word in same]) if len(same) > 1 else ""))
+        rest = trie_pattern([word[len(stem) :] for word in same], nesting + 1) if len(same) > 1 else ""
+        branches.append(re.escape(stem) + rest)
     return f"(?:{'|'.join(branches)})" + ("?" if optional else "")
