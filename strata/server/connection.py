@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 import h11
 
@@ -29,7 +29,7 @@ from strata.server.head import (
 )
 from strata.server.limits import Limits
 from strata.server.reader import Reader
-from strata.server.writing import WriteWatch
+from strata.server.writing import Writer
 
 log = logging.getLogger("strata.server")
 
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         self._application, self._owner, self._limits = application, owner, limits
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        self._writer: WriteWatch
+        self._writer: Writer
         self._address = ""
         # Reading.
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.header_bytes)
@@ -79,9 +79,9 @@ class Connection(asyncio.Protocol):
     # ---------------------------------------------------------------- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's transports are no instances of that class
         self._transport = transport
-        self._writer = WriteWatch(transport, self._limits.timeouts.write)
+        self._writer = Writer(transport, self._limits.timeouts.write)
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if isinstance(peer, tuple) else ""
         if self._owner.opened(self, self._address):
@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._enter("closed")
-        self._writer.resumed()
+        self._writer.resume()
         if self._exchange is not None:
             self._exchange.leave()
             self._finish_exchange(self._exchange)
@@ -106,10 +106,10 @@ class Connection(asyncio.Protocol):
         self._owner.closed(self, self._address)
 
     def pause_writing(self) -> None:
-        self._writer.paused()
+        self._writer.pause()
 
     def resume_writing(self) -> None:
-        self._writer.resumed()
+        self._writer.resume()
         self._transport.resume_reading()
         self._advance()
 
@@ -265,7 +265,7 @@ class Connection(asyncio.Protocol):
         data = self._unsent + (self._h11.send(event) or b"")
         self._unsent = b""
         if data and not self._transport.is_closing():
-            self._transport.write(data)
+            self._writer.write(data)
 
     def _finish_exchange(self, exchange: Exchange) -> None:
         self._exchange = None

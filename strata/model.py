@@ -1,0 +1,89 @@
+"""A model file, opened and taken apart: tokenizer, chat template, engine, and the facts that clients may ask for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from strata.config import Settings
+from strata.engine.families import read_config
+from strata.engine.load import load_engine
+from strata.engine.pipeline import Pipeline
+from strata.engine.resources import free_memory
+from strata.engine.sizes import plan, weight_bytes
+from strata.errors import ModelError
+from strata.server.service import Model
+from strata.text.template import ChatTemplate
+from strata.text.tokenizer import Tokenizer
+from strata.weights.gguf import GGUFFile
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Everything that comes out of the file. ``close`` it after the engine: weights may be read from the mapped file."""
+
+    file: GGUFFile
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    engine: Pipeline
+    facts: Model
+
+    def close(self) -> None:
+        """Stop the engine and close the file. Idempotent."""
+        self.engine.close()
+        self.file.close()
+
+
+def load_model(settings: Settings, progress: Callable[[int, int], None]) -> LoadedModel:
+    """Open ``settings.model`` and build everything. Takes seconds: not for the loop thread. Raises ``StartError``."""
+    path = Path(str(settings.model))
+    file = GGUFFile.open(path)
+    try:
+        tokenizer, template = _text_of(file)
+        engine = load_engine(settings, file, progress)
+        return LoadedModel(file, tokenizer, template, engine, _facts(settings, file, tokenizer, engine))
+    except BaseException:
+        file.close()
+        raise
+
+
+def describe_model(settings: Settings) -> str:
+    """What would be served and the memory it needs, without reading the weights. Raises ``StartError`` as ``load_model`` does."""
+    with GGUFFile.open(Path(str(settings.model))) as file:
+        tokenizer, template = _text_of(file)
+        config = read_config(file)
+        facts = plan(settings, config, free_memory(), 1)
+        return "\n".join((
+            f"model    {file.path.name}: {file.metadata.get('general.architecture')}, {config.num_layers} layers, {file.size / 1e6:.0f} MB",
+            f"text     {tokenizer.vocab_size} tokens, {'a' if template else 'no'} chat template",
+            f"weights  {weight_bytes(config) / 1e6:.0f} MB as float32",
+            f"KV       {facts.num_pages} pages of {facts.page_tokens} tokens, {facts.num_pages * facts.page_bytes / 1e6:.0f} MB as "
+            f"{settings.kv}; {settings.batch} slots, {facts.context} tokens a request at most",
+        ))
+
+
+def _text_of(file: GGUFFile) -> tuple[Tokenizer, ChatTemplate | None]:
+    try:
+        template = ChatTemplate.from_metadata(file.metadata)
+        return Tokenizer.from_metadata(file.metadata), template if template.exists else None
+    except ModelError as error:
+        raise ModelError(f"{file.path.name}: {error}") from error
+
+
+def _facts(settings: Settings, file: GGUFFile, tokenizer: Tokenizer, engine: Pipeline) -> Model:
+    architecture = str(file.metadata.get("general.architecture", ""))
+    trained = file.metadata.get(f"{architecture}.context_length", 0)
+    return Model(
+        name=settings.model_name or file.path.stem,
+        context=engine.facts.context,
+        vocab_size=tokenizer.vocab_size,
+        created=int(file.path.stat().st_mtime),
+        aliases=settings.aliases,
+        trained_context=trained if isinstance(trained, int) else 0,
+        architecture=architecture,
+        parameters=sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
+        file=file.path.name,
+        file_bytes=file.size,
+    )

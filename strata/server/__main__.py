@@ -1,0 +1,34 @@
+"""``python -m strata.server``: read the settings, then run the app, or print what was asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from strata import __version__
+from strata.config import help_text, load, printed
+from strata.errors import StartError
+
+
+def main() -> int:
+    """Exit status: 0 after a clean end, 1 when the server could not start, 2 for a wrong setting."""
+    try:
+        loaded = load(sys.argv[1:], os.environ)
+    except StartError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if loaded.mode == "help":
+        print(help_text())
+    elif loaded.mode == "version":
+        print(f"strata {__version__}")
+    elif loaded.mode == "print_config":
+        print(printed(loaded), end="")
+    else:
+        # Only now: numpy and the rest take time, and --help needs none of them.
+        from strata.app import check_only, run
+
+        return check_only(loaded.settings) if loaded.mode == "check" else run(loaded.settings)
+    return 0
+
+
+sys.exit(main())
