@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.config.settings import TABLE
-from strata.config.sources import Given, Givens, nearest, put, read_command_line, read_environment, refused
+from strata.config.sources import Given, Givens, nearest, put, read_command_line, read_environment, refused, shown
 from strata.config.table import Row, flag_of
 from strata.errors import SettingError
 
@@ -66,7 +66,7 @@ def _object(value: Any, origin: str) -> dict[str, Any]:
 def _read_keys(given: Givens, entries: dict[str, Any], section: str, path: Path) -> None:
     rows = _keys_of(section)
     for key, value in entries.items():
-        origin = f"{section}.{key} in {path}" if section else f"{key} in {path}"
+        origin = f"{section}.{shown(key)} in {path}" if section else f"{shown(key)} in {path}"
         if key not in rows:
             raise SettingError(f"{origin}: unknown; {_advice(key, rows)}")
         if value is None:
@@ -107,9 +107,9 @@ def _env_block(value: Any, path: Path) -> Givens:
     texts: dict[str, str] = {}
     for name, each in _object(value, f"env in {path}").items():
         if not name.startswith("STRATA_"):
-            raise SettingError(f"{name} in the env block of {path}: only STRATA_* names; export others before the server starts")
+            raise SettingError(f"{shown(name)} in the env block of {path}: only STRATA_* names; export others before the server starts")
         if not isinstance(each, (str, int, float, type(None))):
-            raise SettingError(f"{name} in the env block of {path}: must be a string")
+            raise SettingError(f"{shown(name)} in the env block of {path}: must be a string")
         texts[name] = each if isinstance(each, str) else "" if each is None else json.dumps(each)
     given = read_environment(texts, f"the env block of {path}")
     for name, entry in given.items():

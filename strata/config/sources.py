@@ -45,10 +45,15 @@ def put(given: Givens, row: Row, value: Any, origin: str) -> None:
     given.setdefault(row.name, Given(value, origin))
 
 
+def shown(word: str) -> str:
+    """A word as somebody wrote it, fit for one line of a terminal."""
+    return word if word.isprintable() else repr(word)
+
+
 def refused(row: Row, origin: str, value: object) -> SettingError:
     """The error for a value that a row does not take: key, value, origin and range."""
-    shown = "***" if row.secret else repr(value)
-    return SettingError(f"{origin}: {shown} is not allowed, must be {row.range}")
+    text = "***" if row.secret else repr(value)
+    return SettingError(f"{origin}: {text} is not allowed, must be {row.range}")
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
@@ -71,7 +76,7 @@ def read_command_line(words: Sequence[str], where: str = "") -> tuple[Givens, li
             continue
         flag, has_value, text = word.partition("=")
         if flag not in rows:
-            raise SettingError(f"{word}{where}: {_why_unknown(flag, [*rows, *modes])}")
+            raise SettingError(f"{shown(word)}{where}: {_why_unknown(flag, [*rows, *modes])}")
         row = rows[flag]
         if not has_value:
             text = _value_of_flag(row, flag + where, rest)
@@ -108,7 +113,7 @@ def read_environment(variables: Mapping[str, str], where: str = "the environment
     rows = {env_of(name): row for row in TABLE for name in row.names}
     given: Givens = {}
     for variable in sorted(name for name in variables if name.startswith("STRATA_")):
-        text, origin = variables[variable], f"{variable} in {where}"
+        text, origin = variables[variable], f"{shown(variable)} in {where}"
         if variable.startswith(FOREIGN_ENV) or not text:
             continue
         if variable not in rows:
