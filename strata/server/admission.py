@@ -18,6 +18,7 @@ from strata.server.guard import Guard
 from strata.server.parameters import MAX_LOGPROBS, Output, Parameters, read_parameters, with_logprobs, with_session
 from strata.server.prompts import Prompt, read_chat, read_prompts
 from strata.server.service import Service
+from strata.slots.match import pack
 
 COMPLETION_TOKENS = 16  # OpenAI's contract where max_tokens is absent; chat has what is left of the context
 MAX_SEQUENCES = 256  # choices of all prompts of one HTTP request
@@ -25,10 +26,12 @@ MAX_SEQUENCES = 256  # choices of all prompts of one HTTP request
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """One HTTP request, ready to run. Request i is choice ``i % choices`` of prompt ``i // choices``."""
+    """One HTTP request, ready to run. Request i is choice ``i % choices`` of prompt ``i // choices``; ``packed``: each one's
+    prompt as the slot machine compares it, made here because it takes long for long prompts."""
 
     id: str
     requests: tuple[Request, ...]
+    packed: tuple[bytes, ...]
     prompts: tuple[Prompt, ...]
     choices: int
     output: Output
@@ -82,14 +85,18 @@ def _admit(kind: str, prompts: list[Prompt], parameters: Parameters, service: Se
     answer_id = f"{kind}-{secrets.token_hex(12)}"
     parameters = replace(parameters, placement=replace(parameters.placement, tenant=tenant))
     requests: list[Request] = []
+    packed: list[bytes] = []
     for prompt in prompts:
         max_tokens = _max_tokens(kind, prompt, parameters, service.model.context)
         first = _request(f"{answer_id}-{len(requests)}", prompt, max_tokens, parameters, service)
         requests.append(first)
+        packed += [pack(prompt.tokens)] * parameters.choices
         for choice in range(1, parameters.choices):
             sampling = replace(first.sampling, choice=choice)
             requests.append(replace(first, id=f"{answer_id}-{len(requests)}", sampling=sampling))
-    return Admitted(answer_id, tuple(requests), tuple(prompts), parameters.choices, parameters.output, parameters.sampling.seed)
+    return Admitted(
+        answer_id, tuple(requests), tuple(packed), tuple(prompts), parameters.choices, parameters.output, parameters.sampling.seed
+    )
 
 
 def _max_tokens(kind: str, prompt: Prompt, parameters: Parameters, context: int) -> int:

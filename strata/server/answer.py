@@ -45,8 +45,8 @@ class Answer:
         """Returns when the whole answer is written. Raises what the manager refuses with, or what the engine failed with."""
         manager = self.service.manager
         try:
-            for choice in self.choices:
-                manager.submit(choice.request, partial(self._deliver, choice))
+            for choice, packed in zip(self.choices, self.admitted.packed):
+                manager.submit(choice.request, partial(self._deliver, choice), packed)
                 self.exchange.entry.open += 1
             await self._done
         finally:

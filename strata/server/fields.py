@@ -28,22 +28,22 @@ def parse_object(body: bytes) -> Fields:
 
 
 class Fields:
-    """Typed access to one JSON object. ``where`` is put before names in messages (``stream_options.``)."""
+    """Typed access to one JSON object, ``values``. ``where`` is put before names in messages (``stream_options.``)."""
 
     def __init__(self, values: Mapping[str, object], where: str = "") -> None:
-        self._values = values
+        self.values = values
         self._where = where
 
     def value(self, name: str) -> object:
         """The raw value, None if absent."""
-        return self._values.get(name)
+        return self.values.get(name)
 
     def also(self, name: str, value: object) -> Fields:
         """The same fields with ``name`` set."""
-        return Fields({**self._values, name: value}, self._where)
+        return Fields({**self.values, name: value}, self._where)
 
     def has(self, name: str) -> bool:
-        return self._values.get(name) is not None
+        return self.values.get(name) is not None
 
     def error(self, name: str, must: str) -> ClientError:
         """``name`` must be such and such."""

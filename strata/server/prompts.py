@@ -12,13 +12,13 @@ from strata.errors import ClientError
 from strata.messages import Tokens
 from strata.server.fields import Fields
 from strata.server.service import Service
+from strata.text.template import ChatTemplate
 
 MAX_PROMPTS = 256
 MAX_MESSAGES = 16384
 MAX_TOOLS = 1024
+NO_TEMPLATE = ChatTemplate({})  # refuses every chat, and says why
 PROMPT_KINDS = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,58 +83,26 @@ def read_ids(fields: Fields, name: str, given: list[object], vocab_size: int, ki
 
 
 def read_chat(fields: Fields, service: Service) -> Prompt:
-    """Raises ``ClientError`` for messages of a wrong shape, or that the model's template refuses."""
-    if service.template is None:
-        raise ClientError("this model's file has no chat template: use /v1/completions with the prompt written out")
-    encoded = service.template.encode(
+    """Raises ``ClientError`` for messages that cannot be read (strata.text says which can), or that the template refuses."""
+    continues = fields.flag("continue_final_message", False) if fields.has("continue_final_message") else None
+    encoded = (service.template or NO_TEMPLATE).encode(
         service.tokenizer,
         read_messages(fields),
         tools=read_tools(fields),
         add_generation_prompt=fields.flag("add_generation_prompt", True),
+        continue_final_message=continues,
         options=read_template_options(fields),
     )
     if not encoded.tokens:
         raise ClientError("the messages make an empty prompt", param="messages")
-    return Prompt(tuple(encoded.tokens), tuple(encoded.turn_marks), encoded.text)
+    return Prompt(encoded.tokens, encoded.turn_marks, encoded.text)
 
 
 def read_messages(fields: Fields) -> list[dict[str, object]]:
-    """Checked for shape: roles known, content text. Texts in parts are joined, because templates expect one string."""
     messages = fields.items("messages", MAX_MESSAGES)
     if not messages:
         raise fields.error("messages", "a list of at least one message")
-    return [_read_message(message, f"messages[{n}]") for n, message in enumerate(messages)]
-
-
-def _read_message(message: object, where: str) -> dict[str, object]:
-    if not isinstance(message, dict):
-        raise ClientError(f"{where} must be an object", param="messages")
-    if message.get("role") not in ROLES:
-        raise ClientError(f"{where}.role must be one of {', '.join(ROLES)}", param="messages")
-    calls = message.get("tool_calls")
-    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
-        raise ClientError(f"{where}.tool_calls must be a list of objects", param="messages")
-    return {**message, "content": _read_content(message.get("content"), f"{where}.content")}
-
-
-def _read_content(content: object, where: str) -> str | None:
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise ClientError(f"{where} must be a string, null or a list of parts", param="messages")
-    return "".join(_read_part(part, f"{where}[{n}]") for n, part in enumerate(content))
-
-
-def _read_part(part: object, where: str) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type", "text") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or kind not in TEXT_PARTS:
-        raise ClientError(f"{where} must be a part of type text: this model reads nothing else", param="messages")
-    text = part.get("refusal" if kind == "refusal" else "text")
-    if not isinstance(text, str):
-        raise ClientError(f"{where} must have a string as its text", param="messages")
-    return text
+    return messages  # type: ignore[return-value]  # the template's first act is to check them
 
 
 def read_tools(fields: Fields) -> list[dict[str, object]] | None:
@@ -149,14 +117,9 @@ def read_tools(fields: Fields) -> list[dict[str, object]] | None:
 
 
 def read_template_options(fields: Fields) -> dict[str, object]:
-    """What a client may tell the template: a short list of switches, because a template is a program."""
-    given = fields.nested("chat_template_kwargs")
-    options: dict[str, object] = {}
-    for name in ("enable_thinking", "thinking", "preserve_thinking"):
-        if given.has(name):
-            options[name] = given.flag(name, False)
-    for name in ("reasoning_effort",):
-        effort = given.text(name, most=16) or fields.text(name, most=16)
-        if effort:
-            options[name] = effort
+    """``chat_template_kwargs``, and OpenAI's ``reasoning_effort`` as the option of that name."""
+    options = dict(fields.nested("chat_template_kwargs").values)
+    effort = fields.text("reasoning_effort", most=64)
+    if effort:
+        options.setdefault("reasoning_effort", effort)
     return options

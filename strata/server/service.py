@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from strata import __version__
 from strata.config.settings import Settings
@@ -18,10 +18,8 @@ from strata.errors import Draining, Loading
 from strata.messages import Request, RequestEvent
 from strata.metrics import Metrics
 from strata.server.guard import Guard
-
-if TYPE_CHECKING:
-    from strata.text.template import ChatTemplate
-    from strata.text.tokenizer import Tokenizer
+from strata.text.template import ChatTemplate
+from strata.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -32,8 +30,9 @@ class Manager(Protocol):
     ``deliver`` gets each of a request's events, the last one a terminal event, exactly one, whatever happens.
     """
 
-    def submit(self, request: Request, deliver: Callable[[RequestEvent], None]) -> None:
-        """Raises ``QueueFull``, ``Draining`` or ``EngineDead``; then ``deliver`` is never called."""
+    def submit(self, request: Request, deliver: Callable[[RequestEvent], None], packed: bytes) -> None:
+        """``packed``: ``strata.slots.match.pack(request.prompt)``. Raises ``QueueFull``, ``Draining``, ``EngineDead`` or
+        ``ClientError``; then ``deliver`` is never called."""
 
     def cancel(self, request_id: str) -> None:
         """The client has left. Unknown ids are ignored."""
@@ -63,7 +62,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A loaded model. ``template`` is None where the file has none: chat is refused by name then."""
+    """A loaded model. ``template`` None, like one without sources: chat is refused."""
 
     model: Model
     manager: Manager

@@ -94,7 +94,7 @@ async def props(site: Site, exchange: Exchange) -> None:
         "total_slots": settings.batch,
         "model_alias": model.name,
         "model_path": model.file,
-        "chat_template": service.template.source if service.template is not None else "",
+        "chat_template": service.template.sources.get("default", "") if service.template is not None else "",
         "modalities": {"vision": False, "audio": False},
         "bos_token": token_name(service, service.tokenizer.bos),
         "eos_token": token_name(service, service.tokenizer.eos),

@@ -1,0 +1,192 @@
+"""/metrics: its form, its truth, its labels; and the log line, which says the same."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from strata.config.settings import Settings
+from strata.metrics import METRICS, Metrics
+from strata.messages import Usage
+from strata.server.requestlog import escaped
+from tests.server.harness import CONTEXT, ScriptedEngine, World, says, settle
+
+PATH = "/v1/completions"
+
+
+async def scrape(world: World) -> dict[str, float]:
+    """Every sample by name and labels (without the constant ones)."""
+    text = (await world.get("/metrics")).body.decode()
+    samples: dict[str, float] = {}
+    for family in parse_text(text):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()) if name not in ("model_name", "engine"))
+            key = f"{sample.name}{{{labels}}}" if labels else sample.name
+            assert key not in samples, "one sample for each name and label set"
+            samples[key] = sample.value
+    return samples
+
+
+async def test_both_expositions_parse() -> None:
+    world = World()
+    text = await world.get("/metrics")
+    assert text.headers["content-type"].startswith("text/plain; version=")
+    assert len(list(parse_text(text.body.decode()))) >= len(METRICS)
+    openmetrics = await world.get("/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
+    assert len(list(parse_openmetrics(openmetrics.body.decode()))) >= len(METRICS)
+
+
+async def test_every_metric_of_the_table_is_there_with_its_help() -> None:
+    families = {family.name: family for family in parse_text((await World().get("/metrics")).body.decode())}
+    for metric in METRICS:
+        family = families[metric.name]
+        assert family.documentation == metric.help and family.type == metric.kind
+    assert not [name for name in families if name.endswith("_created")]
+
+
+async def test_counters_equal_what_clients_saw() -> None:
+    world = World()
+    prompt = generated = cached = 0
+    for n in range(8):
+        body = {"prompt": "x" * (20 + 10 * n), "max_tokens": 20 if n % 2 else 5, "stop": "wor" if n == 3 else None}
+        usage = (await world.post(PATH, body)).json["usage"]
+        prompt += usage["prompt_tokens"]
+        cached += usage["prompt_tokens_details"]["cached_tokens"]
+        generated += usage["completion_tokens"]
+    assert (await world.post(PATH, {"prompt": ""})).status == 400
+    samples = await scrape(world)
+    assert cached > 0
+    assert samples["vllm:prompt_tokens_total"] == samples["vllm:prefix_cache_queries_total"] == prompt
+    assert samples["vllm:prompt_tokens_cached_total"] == samples["vllm:prefix_cache_hits_total"] == cached
+    assert samples["vllm:generation_tokens_total"] == samples["vllm:request_generation_tokens_sum"] == generated
+    assert samples["vllm:request_success_total{finished_reason=length}"] == 4
+    assert samples["vllm:request_success_total{finished_reason=stop}"] == 4
+    for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time"):
+        assert samples[f"vllm:{name}_seconds_count"] == 8
+    assert samples["vllm:inter_token_latency_seconds_count"] == generated - 8
+    assert samples["strata_http_requests_total{route=/v1/completions,status=2xx}"] == 8
+    assert samples["strata_http_requests_total{route=/v1/completions,status=4xx}"] == 1
+    assert sum(value for key, value in samples.items() if key.startswith("strata_reuse_total")) == 8
+
+
+async def test_two_scrapes_see_the_same() -> None:
+    world = World()
+    await world.post(PATH, {"prompt": "x"})
+    first, second = await scrape(world), await scrape(world)
+    assert {name for name in first if first[name] != second.get(name)} <= {
+        name for name in second if name.startswith(("strata_http_request", "strata_http_requests"))
+    }
+
+
+async def test_a_mass_cancel_leaves_no_gauge_behind_and_counts_aborts_once() -> None:
+    world = World(engine=ScriptedEngine(says([], 5), CONTEXT, is_manual=True))
+    clients = [world.connect() for _ in range(5)]
+    for n, client in enumerate(clients):
+        await client.start("POST", PATH, {"prompt": f"{n}", "stream": True, "max_tokens": 100})
+    for _ in range(12):
+        await settle()
+        world.engine.step()
+    busy = await scrape(world)
+    assert busy["vllm:num_requests_running"] == 4 and busy["vllm:num_requests_waiting"] == 1
+    assert 0 < busy["vllm:kv_cache_usage_perc"] < 1
+    for client in clients:
+        client.leave()
+    await settle()
+    while world.engine.windows:
+        world.engine.step()
+        await settle()
+    samples = await scrape(world)
+    assert samples["vllm:num_requests_running"] == samples["vllm:num_requests_waiting"] == samples["vllm:kv_cache_usage_perc"] == 0
+    assert samples["vllm:request_success_total{finished_reason=abort}"] == samples["vllm:e2e_request_latency_seconds_count"] == 5
+    assert samples["strata_slots{state=empty}"] + samples["strata_slots{state=held}"] == 4
+    assert sum(samples[f"strata_pages{{state={state}}}"] for state in ("free", "busy", "held", "shelved")) == 1024
+
+
+async def test_clients_cannot_make_series() -> None:
+    world = World()
+    await world.post(PATH, {"prompt": "x", "model": "m", "user": "u"})
+    await scrape(world)
+    before = len(await scrape(world))
+    for n in range(50):
+        await world.post(PATH, {"prompt": "x", "model": f"m{n}", "user": f"u{n}"}, X_Session_ID=f"s{n}")
+        await world.get(f"/nosuch/{n}")
+    assert len(await scrape(world)) == before + 1, "one for all unknown routes"
+
+
+async def test_metrics_answer_while_loading() -> None:
+    samples = await scrape(World(loaded=False))
+    assert samples["vllm:generation_tokens_total"] == 0 and "vllm:num_requests_running" not in samples
+
+
+async def test_slots_status_and_metrics_agree() -> None:
+    world = World(engine=ScriptedEngine(says([], 5), CONTEXT, is_manual=True))
+    for n in range(3):
+        await world.connect().start("POST", PATH, {"prompt": f"{n}", "max_tokens": 50})
+    for _ in range(4):
+        await settle()
+        world.engine.step()
+    await settle()
+    samples, slots, status = await scrape(world), (await world.get("/slots")).json, (await world.get("/v1/status")).json
+    by_state: dict[str, int] = {}
+    for slot in slots:
+        by_state[slot["state"]] = by_state.get(slot["state"], 0) + 1
+    assert by_state == status["slots"] == {
+        state: samples[f"strata_slots{{state={state}}}"] for state in by_state
+    }
+    assert status["requests"]["running"] == samples["vllm:num_requests_running"] == sum(slot["is_processing"] for slot in slots)
+
+
+def test_names_are_unique_and_units_known() -> None:
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    for metric in METRICS:
+        assert metric.help.endswith(".") and re.fullmatch(r"(vllm:|strata_)[a-z0-9_]+", metric.name)
+        assert (metric.kind == "histogram") == bool(metric.buckets)
+
+
+def test_drafts_count_without_the_bonus_token() -> None:
+    metrics = Metrics("m")
+    metrics.request_ended("stop", Usage(prompt=3, drafted=6, accepted=4), 9, 1.0)
+    text = metrics.render("")[0].decode()
+    assert 'vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 6.0' in text
+    assert 'vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 4.0' in text
+
+
+# ---------------------------------------------------------------- the log line
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "strata.request"]
+
+
+async def test_one_line_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    world = World()
+    await world.post(PATH, {"prompt": "a secret", "n": 2, "max_tokens": 3}, X_Request_ID="job-1", Authorization="Bearer secret")
+    await world.get("/health")
+    await world.get("/a%0Afake=1")
+    first, second = lines(caplog)
+    assert "request=job-1" in first and "route=/v1/completions" in first and "status=200" in first
+    assert "end=length" in first and "generated=6" in first and "secret" not in first
+    assert "route=other" in second and "status=404" in second and "fake" not in second
+
+
+async def test_json_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    world = World(settings=Settings(batch=4, log_format="json"))
+    await world.post(PATH, {"prompt": "x" * 40, "max_tokens": 3})
+    await world.post(PATH, {"prompt": "x" * 40 + "hel", "max_tokens": 3})
+    facts: list[dict[str, Any]] = [json.loads(line) for line in lines(caplog)]
+    assert facts[1]["reused"] + facts[1]["read"] == 43 and facts[1]["reused"] > 0
+    assert {"request", "client", "route", "slot", "queue_ms", "prompt_ms", "decode_ms", "drafted", "accepted", "ms"} <= set(facts[0])
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\x1b[31mb", "a\rb", "a b", "a\u2028b", "a\x00b"])
+def test_control_characters_are_escaped(text: str) -> None:
+    assert escaped(text).isprintable() and " " not in escaped(text)
