@@ -84,7 +84,11 @@ def value_of(row: Row, text: str, origin: str, folder: Path) -> object:
     return folder / value if isinstance(value, Path) and in_file else value
 
 
-@pytest.mark.parametrize(("row", "origin"), [(row, origin) for row in ROWS for origin in origins_of(row)], ids=lambda part: getattr(part, "name", part))
+def label(part: Row | str) -> str:
+    return part if isinstance(part, str) else part.name
+
+
+@pytest.mark.parametrize(("row", "origin"), [(row, origin) for row in ROWS for origin in origins_of(row)], ids=label)
 def test_every_row_is_read_from_every_origin(row: Row, origin: str, tmp_path: Path) -> None:
     [text] = different(row, 1)
     origins = Origins(tmp_path)
@@ -104,7 +108,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("row", "weaker", "stronger"), PAIRS, ids=lambda part: getattr(part, "name", part))
+@pytest.mark.parametrize(("row", "weaker", "stronger"), PAIRS, ids=label)
 def test_the_stronger_origin_wins(row: Row, weaker: str, stronger: str, tmp_path: Path) -> None:
     one, other = different(row, 2)
     origins = Origins(tmp_path)
