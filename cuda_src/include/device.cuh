@@ -16,6 +16,8 @@ __device__ __forceinline__ u16 float_to_half(float value) {
 }
 
 __device__ __forceinline__ int dot4(int a, int b, int sum) { return __dp4a(a, b, sum); }
+// sum + pair[0] * bytes[0] + pair[1] * bytes[1]: two 16 bit numbers with the two low bytes.
+__device__ __forceinline__ int dot2(int pair, int bytes, int sum) { return __dp2a_lo(pair, bytes, sum); }
 __device__ __forceinline__ int round_to_int(float value) { return __float2int_rn(value); }
 __device__ __forceinline__ int float_bits(float value) { return __float_as_int(value); }
 __device__ __forceinline__ float bits_float(int bits) { return __int_as_float(bits); }
@@ -25,6 +27,13 @@ __device__ __forceinline__ u32 top_bit_masks(u32 word) {
   u32 masks;
   asm("prmt.b32 %0, %1, 0, 0xba98;" : "=r"(masks) : "r"(word));
   return masks;
+}
+
+// Four signed bytes as fp16: xor makes them 0..255, whose fp16 form is 1024 + u with u in the low bits; then 1024 + 128 off, exactly.
+__device__ __forceinline__ void bytes_to_halves(u32 bytes, u32& first, u32& second) {
+  u32 shifted = bytes ^ 0x80808080u;
+  asm("{ .reg .b32 x; prmt.b32 x, %1, 0x64646464, 0x4140; sub.f16x2 %0, x, %2; }" : "=r"(first) : "r"(shifted), "r"(0x64806480u));
+  asm("{ .reg .b32 x; prmt.b32 x, %1, 0x64646464, 0x4342; sub.f16x2 %0, x, %2; }" : "=r"(second) : "r"(shifted), "r"(0x64806480u));
 }
 
 // Read-only 16 byte loads, past the first-level cache for weights that are read once.

@@ -51,18 +51,19 @@ struct Launch {  // mirrored by strata/devices/emulated.py
   char* message;    // 256 bytes, filled when the launch fails
 };
 
-static Fiber all[MAX_THREADS];
-static Fiber host;
-static Warp warps[MAX_THREADS / WARP];
-static Fiber* current;
-static Dim block_index, block_size, grid_size;
-static int threads_alive, threads_at_barrier;
-static bool descending;
-static Launch* launch;
-static bool failed;
-static void (*body)(void**);
-static void** arguments;
-alignas(128) static char shared_memory[SHARED_BYTES];
+// Inline, not static: of a static variable the compiler believes to see every write, and a switch of stacks is one that it does not.
+inline Fiber all[MAX_THREADS];
+inline Fiber host;
+inline Warp warps[MAX_THREADS / WARP];
+inline Fiber* current;
+inline Dim block_index, block_size, grid_size;
+inline int threads_alive, threads_at_barrier;
+inline bool descending;
+inline Launch* launch;
+inline bool failed;
+inline void (*body)(void**);
+inline void** arguments;
+alignas(128) inline char shared_memory[SHARED_BYTES];
 
 template <class T> static inline T& shared() {
   static_assert(sizeof(T) <= SHARED_BYTES, "more shared memory than every architecture has without asking");

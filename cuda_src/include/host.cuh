@@ -62,7 +62,7 @@ static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
 static inline int float_bits(float value) { int bits; memcpy(&bits, &value, 4); return bits; }
 static inline float bits_float(int bits) { float value; memcpy(&value, &bits, 4); return value; }
-static inline int round_to_int(float value) { return (int)rintf(value); }
+static inline int round_to_int(float value) { return value != value ? 0 : (int)rintf(value); }  // NaN: 0, as cvt.rni.s32.f32
 static inline uint4 load_once(const uint4* from) { return *from; }
 
 static inline float half_to_float(u16 bits) {
@@ -86,6 +86,15 @@ static inline int dot4(int a, int b, int sum) {
   const i8* x = (const i8*)&a;
   const i8* y = (const i8*)&b;
   return sum + x[0] * y[0] + x[1] * y[1] + x[2] * y[2] + x[3] * y[3];
+}
+
+static inline int dot2(int pair, int bytes, int sum) { return sum + (short)pair * (i8)bytes + (pair >> 16) * (i8)(bytes >> 8); }
+
+static inline void bytes_to_halves(u32 bytes, u32& first, u32& second) {
+  u32 half[4];
+  for (int i = 0; i < 4; i++) half[i] = float_to_half((float)(i8)(bytes >> (8 * i)));
+  first = half[0] | half[1] << 16;
+  second = half[2] | half[3] << 16;
 }
 
 static inline u32 top_bit_masks(u32 word) { return ((word >> 7) & 0x01010101u) * 255u; }

@@ -29,9 +29,13 @@ __device__ __forceinline__ int lane_id() { return threadIdx.x % WARP; }
 __device__ __forceinline__ int warp_id() { return threadIdx.x / WARP; }
 __device__ __forceinline__ int num_warps() { return blockDim.x / WARP; }
 
+__device__ __forceinline__ int pack_bytes(int a, int b, int c, int d) {
+  return (a & 255) | (b & 255) << 8 | (c & 255) << 16 | (int)((u32)d << 24);
+}
+
 __device__ __forceinline__ float block_sum(float value, float* per_warp) {
   // Sum over the block in one order: lanes by the tree of warp_sum, then warps from the first to the last.
-  // per_warp: shared, one float per warp. Ends with a barrier before and after its use.
+  // per_warp: shared, one float per warp; may be used again at once.
   float sum = warp_sum(value);
   if (lane_id() == 0) per_warp[warp_id()] = sum;
   __syncthreads();

@@ -52,7 +52,8 @@ class HostCompiler:
         optimise = SANITIZE if sanitize else ("-O2",)
         self._options = (
             *optimise, "-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing",
-            "-Wall", "-Wno-unused-function", "-Wno-unused-variable", "-DSTRATA_HOST", *machine_options(),
+            "-Wall", "-Wno-unused-function", "-Wno-unused-variable", "-Wno-unknown-pragmas",
+            "-DSTRATA_HOST", *machine_options(),
             "-Wframe-larger-than=16384",  # half a fiber's stack: an overflow would run into the next fiber's
         )
         self._version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]

@@ -73,15 +73,14 @@ def recode(format: Format, data: NDArray[np.uint8], rows: int, columns: int, lay
         raise ValueError(f"{format.name} does not fit the layout {layout.name}")
     if columns % format.block or data.size != format.size(rows * columns):
         raise ValueError(f"{data.size} bytes are not {rows} rows of {columns} weights of {format.name}")
-    shapes = layout.plane_shapes(rows, padded(columns))
-    planes = [np.zeros(shape, kind) for shape, kind in zip(shapes, (np.uint8, np.uint16, np.uint8))]
-    tensor = Recoded(layout, columns, planes[0], planes[1], planes[2])
+    codes, scales, steps = layout.plane_shapes(rows, padded(columns))
+    tensor = Recoded(layout, columns, np.zeros(codes, np.uint8), np.zeros(scales, np.uint16), np.zeros(steps, np.uint8))
     row_bytes = format.size(columns)
     step = max(1, PIECE_BYTES // max(row_bytes, 1))
     for start in range(0, rows, step):
         stop = min(rows, start + step)
         piece = data[start * row_bytes : stop * row_bytes]
-        part = Recoded(layout, columns, *(plane[start:stop] for plane in planes))
+        part = replace(tensor, codes=tensor.codes[start:stop], scales=tensor.scales[start:stop], steps=tensor.steps[start:stop])
         if layout is HALF:
             _round_to_half(format, piece, part)
         else:

@@ -26,8 +26,8 @@ Parts = tuple[Lines, NDArray[Any], Lines]
 def to_nibbles(codes: NDArray[Any]) -> Bytes:
     """Codes 0..15 [n, weights] -> bytes [n, weights / 2]: weight 8w + j low and 8w + 4 + j high in byte 4w + j."""
     words = codes.astype(np.uint8).reshape(len(codes), -1, 2, 4)
-    packed: Bytes = words[:, :, 0] | (words[:, :, 1] << 4)
-    return packed.reshape(len(codes), -1)
+    packed = words[:, :, 0] | (words[:, :, 1] << 4)
+    return packed.astype(np.uint8).reshape(len(codes), -1)
 
 
 def halves(qs: Bytes) -> Bytes:

@@ -18,7 +18,7 @@ def tree(values):
 
 
 def fragments(words, rows_of, dtype):
-    """Rebuilds a matrix from mma fragments: word i of lane 4g + t holds row g + 8 (i % rows_of) from k = (i // rows_of) 4 items + t items on."""
+    """A matrix from mma fragments: register i of lane 4g + t: row g + 8 (i % rows_of), from k = (i // rows_of) 4 items + t items."""
     items = 4 // np.dtype(dtype).itemsize
     registers = words.shape[1]
     matrix = np.zeros((8 * min(2, rows_of), 4 * items * max(1, registers // rows_of)), dtype)

@@ -1,0 +1,31 @@
+// The order of every product: y[row] = sum over k of weight[row][k] * x[k], for any number of activation rows, on any path.
+//
+//   group   32 weights (16 where a scale group has 16): an exact int32 dot product, then accumulate() in layouts.cuh
+//   pair    two groups; pair p belongs to chain p % 32
+//   chain   a float sum from 0, over its pairs from the first to the last, groups in order
+//   total   the tree over the 32 chains: adjacent chains, then adjacent pairs of chains, and so on
+// One path gives a lane to each chain (matvec.cu), the other four chains to each of eight warps (matmul.cu); a row's bits depend on
+// neither, nor on the other rows, because nothing else is ever added.
+#pragma once
+
+#include "activations.cuh"
+#include "layouts.cuh"
+
+constexpr int CHAINS = 32;
+constexpr int THREADS = 256;
+constexpr int TILE_ROWS = 16;  // weight rows of a block's step
+
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+
+// Ends a block that has the products of 64 interleaved rows in shared memory, gate (even) and up (odd) of 32 neighbouring
+// outputs: hidden = silu(gate) * up, quantised. tile: [columns][64]. bias: null or as the rows.
+template <int COLUMNS>
+__device__ __forceinline__ void swiglu_tile(const float (&tile)[COLUMNS][64], const float* bias, int first, int count, i8* codes, u32* meta, int width) {
+  int lane = lane_id(), output = blockIdx.x * 32 + lane;
+  for (int column = warp_id(); column < COLUMNS && first + column < count; column += num_warps()) {
+    float gate = tile[column][2 * lane], up = tile[column][2 * lane + 1];
+    if (bias) gate += bias[2 * output], up += bias[2 * output + 1];
+    i64 row = first + column;
+    quantize_group(silu(gate) * up, codes + row * width + blockIdx.x * 32, meta + (row * (width / 32) + blockIdx.x) * 2);
+  }
+}
