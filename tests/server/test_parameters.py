@@ -73,8 +73,9 @@ def test_out_of_range_says_the_range_and_the_field(name: str, value: object, hin
     assert error.param == name and name in error.message
 
 
-@pytest.mark.parametrize("prompt", [5, None, {}, ["a", 1], [[1], "a"], [1, True], [1, 1.5], [512], [-1], [[512]], [None],
-    [[["a"]]], [2**70]])
+@pytest.mark.parametrize("prompt", [
+    5, None, {}, ["a", 1], [[1], "a"], [1, True], [1, 1.5], [512], [-1], [[512]], [None], [[["a"]]], [2**70],
+])
 def test_wrong_prompts(prompt: object) -> None:
     error = refused({"prompt": prompt})
     assert error.status == 400 and error.param == "prompt"
