@@ -12,8 +12,10 @@ the messages before it are rendered with the generation prompt and its text foll
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -33,17 +35,29 @@ _KEY = "tokenizer.chat_template"
 _MAX_SOURCE = 1 << 20
 _MARKED_TURNS = 4
 _LONGEST_CLOSING = 64
-_ALLOWANCE, _ALLOWANCE_PER_CHAR = 1 << 26, 64
-_SECONDS = 10.0
+_PROBE_ALLOWANCE = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What rendering one request may cost: ``allowance`` + ``per_char`` x its size, in characters and elements made (see
+    ``Meter``), and ``seconds``. A real template needs a few for each character."""
+
+    allowance: int = 1 << 24
+    per_char: int = 64
+    seconds: float = 5.0
 
 
 class ChatTemplate:
     """``sources``: template texts by name, ``default`` the main one, ``tool_use`` for requests with tools."""
 
-    def __init__(self, sources: Mapping[str, str], now: Callable[[], datetime] = datetime.now) -> None:
+    def __init__(
+        self, sources: Mapping[str, str], now: Callable[[], datetime] = datetime.now, limits: Limits = Limits()
+    ) -> None:
         """Raises ``ModelError`` for a template that does not compile. ``now``: the clock of templates that write the date."""
         sandbox = Sandbox(now)
         self.sources = dict(sources)
+        self._limits = limits
         self._templates = {name: _load(sandbox, name, source) for name, source in sources.items()}
         self._paste_arguments = {name for name, template in self._templates.items() if _pastes_arguments(template)}
 
@@ -120,7 +134,7 @@ class ChatTemplate:
         """The whole conversation as text, and where the last user and tool turns end in it."""
         template = self._templates[name]
         size = sum(len(str(message)) for message in messages) + len(str(variables))
-        token = METER.set(Meter(_ALLOWANCE + _ALLOWANCE_PER_CHAR * size, _SECONDS))
+        token = METER.set(Meter(self._limits.allowance + self._limits.per_char * size, self._limits.seconds))
         try:
             whole = template.render(messages=messages, add_generation_prompt=ask, **variables)
             return whole, _turn_ends(template, messages, variables, whole)
@@ -215,7 +229,7 @@ def _probe(template: jinja2.Template, arguments: object) -> str | None:
     call = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": arguments}}
     tool = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}}}
     messages = [{"role": "user", "content": "probe"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    token = METER.set(Meter(_ALLOWANCE, _SECONDS))
+    token = METER.set(Meter(_PROBE_ALLOWANCE, math.inf))  # no clock: what is found must not depend on the machine
     try:
         return template.render(messages=messages, tools=[tool], add_generation_prompt=False, bos_token="", eos_token="")
     except Exception:  # what the template says about real conversations is reported when they come

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.errors import ModelError
@@ -68,6 +68,7 @@ def test_words(pre: str, text: str, wanted: list[str]) -> None:
 
 
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
+@settings(max_examples=15)
 @given(text=st.text(alphabet=st.one_of(st.sampled_from("aB1' .\n\r\t世ी!$"), st.characters(exclude_categories=["Cs"])), max_size=30))
 def test_words_are_the_text_cut(pre: str, text: str) -> None:
     split = TOKENIZERS[pre].pre_tokenizer.pre_tokenize_str(text)
@@ -83,6 +84,8 @@ def test_an_unknown_one_is_refused_by_name() -> None:
         read_vocabulary(bpe_metadata([], pre="nosuchpre"))
 
 
-@pytest.mark.parametrize(("pre", "ignores"), [("llama-bpe", True), ("glm4", True), ("tekken", True), ("qwen2", False), ("chatglm-bpe", False)])
+@pytest.mark.parametrize(
+    ("pre", "ignores"), [("llama-bpe", True), ("glm4", True), ("tekken", True), ("qwen2", False), ("chatglm-bpe", False)]
+)
 def test_who_ignores_merges(pre: str, ignores: bool) -> None:
     assert PRE_TOKENIZERS[pre].ignore_merges is ignores

@@ -59,9 +59,8 @@ def test_each_fault_is_named(keys: dict[str, Any], message: str) -> None:
 
 
 def test_numpy_values_are_read_like_plain_ones() -> None:
-    metadata = broken(
-        token_type=np.array(GOOD["tokenizer.ggml.token_type"], np.int32), eos_token_id=np.uint32(258), bos_token_id=np.uint32(5), add_bos_token=np.True_
-    )
+    types = np.array(GOOD["tokenizer.ggml.token_type"], np.int32)
+    metadata = broken(token_type=types, eos_token_id=np.uint32(258), bos_token_id=np.uint32(5), add_bos_token=np.True_)
     tokenizer = Tokenizer.from_metadata(metadata)
     assert (tokenizer.eos, tokenizer.bos, tokenizer.add_bos, tokenizer.is_special(258)) == (258, 5, True, True)
 
@@ -82,7 +81,8 @@ def ends(special: dict[str, int], **keys: Any) -> set[str]:
 
 
 def test_the_tokens_that_end_an_answer() -> None:
-    assert ends({"<e>": CONTROL, "<t>": CONTROL, "<m>": CONTROL}, eos_token_id=256, eot_token_id=257, eom_token_id=258) == {"<e>", "<t>", "<m>"}
+    named = {"<e>": CONTROL, "<t>": CONTROL, "<m>": CONTROL}
+    assert ends(named, eos_token_id=256, eot_token_id=257, eom_token_id=258) == set(named)
     names = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<end_of_turn>", "<|end_of_text|>", "<|end|>", "<turn|>"}
     assert ends(dict.fromkeys(names, CONTROL)) == names
     # A file that typed it as an ordinary token still means it.
