@@ -2,6 +2,7 @@
 #pragma once
 
 #define SHARED(Type, name) __shared__ Type name
+#define INFINITY __int_as_float(0x7f800000)
 
 __device__ __forceinline__ float half_to_float(u16 bits) {
   float value;
@@ -41,6 +42,13 @@ __device__ __forceinline__ uint4 load_once(const uint4* from) {
   uint4 v;
   asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
   return v;
+}
+
+// A value that another block of this launch wrote before its __threadfence.
+__device__ __forceinline__ float load_fresh(const float* from) {
+  float value;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(from));
+  return value;
 }
 
 __device__ __forceinline__ float warp_sum(float value) {

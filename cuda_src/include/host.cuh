@@ -63,6 +63,7 @@ static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline int float_bits(float value) { int bits; memcpy(&bits, &value, 4); return bits; }
 static inline float bits_float(int bits) { float value; memcpy(&value, &bits, 4); return value; }
 static inline int round_to_int(float value) { return value != value ? 0 : (int)rintf(value); }  // NaN: 0, as cvt.rni.s32.f32
+static inline float load_fresh(const float* from) { return *from; }
 static inline uint4 load_once(const uint4* from) { return *from; }
 
 static inline float half_to_float(u16 bits) {
