@@ -91,7 +91,7 @@ class Desk:
         self.settle(slot)
 
     def spoil(self, run: Run) -> None:
-        """A window of a run that is on its way out was lost: its history cannot be kept."""
+        """A window of a run that has ended was lost: its history cannot be kept."""
         if run.slot is not None:
             run.slot.outcome = Outcome.DROP
             self.settle(run.slot)
@@ -106,6 +106,8 @@ class Desk:
         slot.used = conversation.used = self.now
         self.may_seat = True
         conversation.claimed = run.state is RequestState.PREEMPTED
+        if slot.outcome is Outcome.PARK:
+            self.memory.cut_to_resume_point(conversation)
         self.memory.release_spare(conversation)
         is_lost = slot.outcome is Outcome.DROP
         if conversation.tokens and slot.outcome is Outcome.HOLD and not run.one_shot:

@@ -140,22 +140,22 @@ class SlotMachine:
         for run, segment, result in zip(flight.runs, flight.window.segments, event.results):
             if run is None:
                 continue
-            step = advance(run, segment, result, self.desk)
+            step = advance(run, flight.window.kind == "decode", segment, result, self.desk)
             self.desk.may_seat |= any(other.waits_for is run for other in self.desk.queue)
             if step is Advance.FAILED:
                 self._lose(run, result.error)
-            elif step is Advance.OVER and run.slot is not None:
-                self.desk.settle(run.slot)
             elif step is Advance.STOP:
                 self.desk.finish(run, "stop")
             elif step is Advance.LENGTH:
                 self.desk.finish(run, "length")
+            elif run.state is not RequestState.SEATED and run.slot is not None:
+                self.desk.settle(run.slot)
 
     def _lose(self, run: Run, message: str) -> None:
-        if run.state is RequestState.SEATED:
-            self.desk.fail(run, EngineError(message), Outcome.DROP)
-        else:
+        if run.state is RequestState.ENDED:
             self.desk.spoil(run)
+        else:
+            self.desk.fail(run, EngineError(message), Outcome.DROP)
 
     def _copy_done(self, event: CopyDone) -> None:
         if self.dead:
@@ -214,7 +214,7 @@ class SlotMachine:
             if run.is_waiting_for_prefix():
                 continue
             preempted = run.state is RequestState.PREEMPTED
-            if preempted and self.memory.pages_for(run.total + 1) > self.memory.num_usable:
+            if preempted and self.memory.pages_for(run.reserve) > self.memory.num_usable:
                 desk.finish(run, "length")
                 continue
             # One page for every running request stays free, or the one that comes back would soon be preempted again.

@@ -82,20 +82,20 @@ class Memory:
     def _is_private(self, conversation: Conversation, place: int) -> bool:
         return not conversation.pages or self.pages.refs[conversation.pages[place]] == 1
 
-    def make_room(self, count: int, now: float, protect: Conversation | None = None, gentle: bool = False) -> bool:
+    def make_room(self, count: int, now: float, gentle: bool = False) -> bool:
         """Evict idle conversations until ``count`` pages are free or will be when the copies in flight have reported.
 
         True: they are free now. ``gentle`` (for requests that shall displace nobody) takes the shortest histories first.
         """
         while self.pages.num_free + self.freeing < count:
-            victim = self._pick_victim(now, protect, gentle)
+            victim = self._pick_victim(now, gentle)
             if victim is None:
                 return False
             self.evict(victim, "memory")
         return self.pages.num_free >= count
 
-    def _pick_victim(self, now: float, protect: Conversation | None, gentle: bool) -> Conversation | None:
-        idle = [one for one in self.conversations.values() if one.state in IDLE and one is not protect]
+    def _pick_victim(self, now: float, gentle: bool) -> Conversation | None:
+        idle = [one for one in self.conversations.values() if one.state in IDLE and not one.claimed]
         if gentle:
             idle.sort(key=lambda one: (len(one.tokens), one.used))
         else:
@@ -110,7 +110,7 @@ class Memory:
         if not keep:
             self.evict(conversation, "seat")
             return
-        shelved = [one for one in self.conversations.values() if one.state is ConversationState.SHELVED]
+        shelved = [one for one in self.conversations.values() if one.state is ConversationState.SHELVED and not one.claimed]
         if len(shelved) > self.policy.shelf_limit:
             self.evict(min(shelved, key=lambda one: one.used), "shelf_full")
 
@@ -226,6 +226,11 @@ class Memory:
             self._last_id += 1
             self.out.append(PageCopy(self._last_id, "drop", conversation.host))
             self.host.remove(conversation)
+
+    def cut_to_resume_point(self, conversation: Conversation) -> None:
+        """Forget what could not be resumed anyway, because the state at the live end goes with the seat."""
+        point = self.resume_point(conversation, len(conversation.tokens), own=True)
+        self.pages.release(conversation.cut(point, self.facts.page_tokens))
 
     def release_spare(self, conversation: Conversation) -> None:
         """Give back the pages beyond the last token (an admission reserves more than a short answer needs)."""

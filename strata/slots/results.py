@@ -30,22 +30,25 @@ class Ledger(Protocol):
     counters: Counters
 
 
-def advance(run: Run, segment: Segment, result: SegmentResult, ledger: Ledger) -> Advance:
-    """Apply one result. Tokens that were fed are in the cache whatever became of the request meanwhile, so they are always committed."""
-    if result.error:
-        return Advance.FAILED
+def advance(run: Run, is_decode: bool, segment: Segment, result: SegmentResult, ledger: Ledger) -> Advance:
+    """Apply one result. Tokens that were fed are in the cache whatever became of the request meanwhile, so they are always committed.
+
+    A preempted request whose last window was still in flight takes what that window brings like any other.
+    """
     conversation, slot = run.conversation, run.slot
     assert conversation is not None and slot is not None
-    if run.state is not RequestState.SEATED and slot.outcome is Outcome.DROP:
+    if slot.outcome is Outcome.DROP and slot.state is SlotState.LEAVING:
         return Advance.OVER  # an earlier window was lost, so this one worked on nothing
+    if result.error:
+        return Advance.FAILED
     assert segment.start == len(conversation.tokens), "windows of one slot must report in the order in which they were sent"
     if result.snapshots:
         conversation.snapshots.extend(result.snapshots)
-    if run.state is not RequestState.SEATED:
+    if run.state is RequestState.ENDED:
         fed = len(segment.tokens) - segment.num_drafts + result.accepted
         conversation.tokens.extend(segment.tokens[:fed])
         return Advance.OVER
-    if slot.state is SlotState.DECODING:
+    if is_decode:
         conversation.tokens.append(segment.tokens[0])
         return _take_drafted(run, segment, result, ledger) if segment.num_drafts else _take(run, result, ledger)
     conversation.tokens.frombytes(run.packed_slice(segment.start, segment.end))
@@ -55,14 +58,15 @@ def advance(run: Run, segment: Segment, result: SegmentResult, ledger: Ledger) -
 def _read(run: Run, slot: Slot, segment: Segment, result: SegmentResult, ledger: Ledger) -> Advance:
     """A chunk is in the cache. After a history was lost and read again, prompt logprobs that were delivered are not sent twice."""
     prompt = len(run.request.prompt)
-    logprobs = result.prompt_logprobs[max(0, run.logprobs_read - segment.start):]
+    logprobs = result.prompt_logprobs[max(0, run.logprobs_read - segment.start):max(0, prompt - 1 - segment.start)]
     run.logprobs_read = max(run.logprobs_read, segment.end)
     ledger.out.append(Progress(run.request.id, min(segment.end, prompt), prompt, run.cached, slot.id))
     if logprobs and not result.picks:
         ledger.out.append(NewTokens(run.request.id, (), (), logprobs))
     if segment.end < run.total:
         return Advance.GOES_ON
-    slot.step(SlotEvent.PROMPT_READ)
+    if slot.state is SlotState.READING:
+        slot.step(SlotEvent.PROMPT_READ)
     return _take(run, result, ledger, logprobs) if result.picks else Advance.LENGTH
 
 

@@ -159,26 +159,31 @@ class Seating:
 
     def _take(self, run: Run, slot: Slot, source: Source, now: float, headroom: int) -> bool:
         """Secure the source, make room, and sit down; False (and nothing taken) where the pages cannot be had now."""
-        memory, lender = self.memory, source.conversation
-        if lender is None:
+        one = source.conversation
+        if one is None:
             return self._make_room_and_sit(run, slot, source, now, headroom)
-        memory.host.add_reader(lender)  # keeps an image from being the victim of the room that is made for it
-        try:
-            return self._make_room_and_sit(run, slot, source, now, headroom)
-        finally:
-            memory.host.drop_reader(lender)
+        # What the request goes on from must not be the victim of the room that is made for it.
+        was_claimed = one.claimed
+        one.claimed |= source.continues
+        self.memory.host.add_reader(one)
+        is_seated = self._make_room_and_sit(run, slot, source, now, headroom)
+        self.memory.host.drop_reader(one)
+        if not is_seated:
+            one.claimed = was_claimed
+        return is_seated
 
     def _make_room_and_sit(self, run: Run, slot: Slot, source: Source, now: float, headroom: int) -> bool:
         memory, restoring = self.memory, source.is_parked
         own = source.conversation if source.continues else None
         keep = self.policy.shelf or run.one_shot
-        if not keep and slot.conversation is not None and slot.conversation is not own:
-            memory.unseat(slot.conversation, keep)
         kept = 0 if restoring else memory.pages_for(source.resume)
         shared = source.conversation.pages[:kept] if source.conversation is not None and own is None else []
-        need = memory.pages_for(run.total + 1) - kept
+        spare = memory.pages.num_exclusive(own.pages[kept:]) if own is not None else 0
+        need = memory.pages_for(run.reserve) - kept
         memory.pages.share(shared)
-        if not memory.make_room(need + headroom, now, protect=own, gentle=run.one_shot):
+        if not keep and slot.conversation is not None and slot.conversation is not own:
+            memory.unseat(slot.conversation, keep)
+        if not memory.make_room(need + headroom - spare, now, gentle=run.one_shot):
             memory.pages.release(shared)
             return False
         if slot.conversation is not None and slot.conversation is not own:

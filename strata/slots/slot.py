@@ -58,6 +58,11 @@ class Run:
         return len(self.request.prompt) + len(self.generated)
 
     @property
+    def reserve(self) -> int:
+        """Tokens for which an admission needs pages: the text, and one window if anything is to be generated."""
+        return self.total + min(1, self.limit)
+
+    @property
     def one_shot(self) -> bool:
         """It is not held when done, displaces nobody's history and takes nobody's over."""
         placement = self.request.placement

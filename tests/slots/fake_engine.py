@@ -55,13 +55,13 @@ class FakeEngine:
         self.eager = eager
         self.snapshot_every = snapshot_every
         self.cells: dict[tuple[int, int], tuple[int, int]] = {}
-        self.images: dict[int, list[dict[int, tuple[int, int]]]] = {}
+        self.images: dict[int, list[tuple[dict[int, tuple[int, int]], set[int]]]] = {}
         self.windows: deque[Window] = deque()
         self.copies: deque[PageCopy] = deque()
-        self.early: dict[int, WindowDone | CopyDone] = {}
+        self.early: dict[tuple[str, int], WindowDone | CopyDone] = {}
         self.live: dict[int, tuple[str, int]] = {}
         self.states: set[tuple[int, int]] = set()
-        self.broken: set[str] = set()
+        self.broken: set[tuple[int, str]] = set()
         self.rows_run = 0
         self.prompt_tokens_run = 0
 
@@ -78,7 +78,7 @@ class FakeEngine:
             del self.images[command.host]
             return
         if self.eager:
-            self.early[command.id] = self._do(command)
+            self.early[type(command).__name__, command.id] = self._do(command)
 
     def land(self, seconds: float = 0.0) -> WindowDone | CopyDone:
         """Report the oldest window, or the oldest copy where no window flies."""
@@ -86,54 +86,68 @@ class FakeEngine:
 
     def land_window(self, seconds: float = 0.0) -> WindowDone:
         window = self.windows.popleft()
-        done = self.early.pop(window.id, None) or self._do(window)
+        done = self.early.pop(("Window", window.id), None) or self._do(window)
         return WindowDone(window.id, done.results, seconds)  # type: ignore[union-attr]
 
     def land_copy(self) -> CopyDone:
         copy = self.copies.popleft()
-        return self.early.pop(copy.id, None) or self._do(copy)  # type: ignore[return-value]
+        return self.early.pop(("PageCopy", copy.id), None) or self._do(copy)  # type: ignore[return-value]
 
     def lose_window(self) -> Window:
-        """The oldest window fails; what its requests still have in flight works on garbage."""
+        """The oldest window fails."""
         window = self.windows.popleft()
-        self.early.pop(window.id, None)
-        self.broken |= {segment.request_id for segment in window.segments} - {""}
+        self.early.pop(("Window", window.id), None)
+        for segment in window.segments:
+            self.lose_row(segment.request_id)
         return window
+
+    def lose_row(self, request_id: str) -> None:
+        """What this request still has in flight works on garbage."""
+        self.broken |= {(window.id, request_id) for window in self.windows}
 
     def _do(self, command: Window | PageCopy) -> WindowDone | CopyDone:
         if isinstance(command, PageCopy):
             return self._copy(command)
         assert len({segment.slot for segment in command.segments}) == len(command.segments)
-        return WindowDone(command.id, tuple(self._run(segment) for segment in command.segments))
+        results = [
+            SegmentResult(picks=() if segment.sampling is None else (0,)) if (command.id, segment.request_id) in self.broken
+            else self._run(segment) for segment in command.segments
+        ]
+        return WindowDone(command.id, tuple(results))
 
     def _copy(self, copy: PageCopy) -> CopyDone:
         size = self.facts.page_tokens
         if copy.direction == "out":
             self.images[copy.host] = [
-                {place: self.cells[page, place] for place in range(size) if (page, place) in self.cells} for page in copy.pages
+                (
+                    {place: self.cells[page, place] for place in range(size) if (page, place) in self.cells},
+                    {point for owner, point in self.states if owner == page},
+                ) for page in copy.pages
             ]
         else:
-            for page, image in zip(copy.pages, self.images[copy.host], strict=False):
+            for page, (cells, points) in zip(copy.pages, self.images[copy.host], strict=False):
                 self._wipe(page)
-                self.cells.update({(page, place): value for place, value in image.items()})
+                self.cells.update({(page, place): value for place, value in cells.items()})
+                self.states |= {(page, point) for point in points}
         return CopyDone(copy.id)
 
     def _wipe(self, page: int) -> None:
         for place in range(self.facts.page_tokens):
             self.cells.pop((page, place), None)
+        self.states = {(owner, point) for owner, point in self.states if owner != page}
 
     def _run(self, segment: Segment) -> SegmentResult:
         self.rows_run += len(segment.tokens)
         if not segment.request_id:
             return SegmentResult(picks=(0,))
-        if segment.request_id in self.broken:
-            return SegmentResult(picks=() if segment.sampling is None else (0,))
         size = self.facts.page_tokens
         self._check_resume(segment)
         context = self._read(segment)
         for position, token in enumerate(segment.tokens, segment.start):
             context = digest(context, token, position)
-            self.cells[segment.pages[position // size], position % size] = token, context
+            page = segment.pages[position // size]
+            self.cells[page, position % size] = token, context
+            self.states -= {(page, point) for point in range(position + 1, position + size + 1)}
         logprobs: tuple[TokenLogprob, ...] = ()
         if segment.prompt_logprobs >= 0:
             following = segment.tokens[1:] + (() if segment.next_token is None else (segment.next_token,))
