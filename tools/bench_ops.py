@@ -23,8 +23,7 @@ from strata.engine.families import read_config  # noqa: E402
 from strata.engine.forward import StageModel  # noqa: E402
 from strata.engine.kv import PAGE_TOKENS, PagedKV  # noqa: E402
 from strata.engine.numpy_ops import NumpyOps  # noqa: E402
-from strata.engine.products import Matrix  # noqa: E402
-from strata.engine.threads import share  # noqa: E402
+from strata.engine.products import Matrix, cuts  # noqa: E402
 from strata.messages import Sampling, Segment, Window  # noqa: E402
 from strata.weights.gguf import GGUFFile  # noqa: E402
 
@@ -61,7 +60,7 @@ def bare_rows(model: StageModel, rows: int) -> Callable[[], None]:
 
     def work(index: int) -> None:
         for blocks, x, out in jobs:
-            mine = slice(*share(len(blocks), index, threads.count))
+            mine = cuts(len(blocks), threads.count)[index]
             np.matmul(blocks[mine], x, out=out[mine], order="C")
 
     return lambda: threads.run(work)
@@ -77,7 +76,7 @@ def bare_gemm(model: StageModel, rows: int) -> tuple[Callable[[], None], float]:
 
     def work(index: int) -> None:
         for weights, x, out in jobs:
-            mine = slice(*share(len(weights), index, threads.count))
+            mine = cuts(len(weights), threads.count)[index]
             np.matmul(x, weights[mine].T, out=out[:, mine])
 
     return lambda: threads.run(work), 2.0 * rows * sum(weights.size for weights, _, _ in jobs)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from strata.engine.families import ModelConfig
 from strata.engine.kv import PagedKV
-from strata.engine.numpy_ops import NumpyOps
+from strata.engine.numpy_ops import NumpyOps, Plan
 from strata.engine.products import Matrix
 from strata.engine.rope import Rope, interleave
 from strata.engine.rows import Layout, wanted_rows
@@ -27,12 +27,14 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of one block. ``qkv`` and ``gate_up`` are joined, so that one product serves them; q and k rows are interleaved."""
+    """The weights of one block. q, k, v and gate, up are joined, so that one product serves them; q and k rows are interleaved.
+
+    ``qk_norm`` float32 [heads + KV heads, head_dim]: the weights of q's and k's norm, head by head.
+    """
 
     attn_norm: Floats
     qkv: Matrix
-    q_norm: Floats | None
-    k_norm: Floats | None
+    qk_norm: Floats | None
     attn_output: Matrix
     ffn_norm: Floats
     gate_up: Matrix
@@ -61,13 +63,14 @@ class StageModel:
         stage the logits [wanted rows, vocabulary] (see rows.wanted_rows). The window's keys and values are in the cache afterwards.
         """
         with np.errstate(all="ignore"):
-            layout = self.ops.plan(window, self.kv.page_tokens)
+            plan = self.ops.plan(window, self.kv, self.config.group)
+            layout = plan.layout
             x = self._enter(layout, hidden)
             if len(layout.fresh):
                 self.kv.clear(layout.fresh)
             turns = self.rope.turns(layout.positions)
             for index, layer in enumerate(self.layers):
-                self._block(x, index, layer, layout, turns)
+                self._block(x, index, layer, plan, turns)
             if not self.is_last:
                 return x[layout.real]
             x = self.ops.rms_norm(x[layout.real[list(wanted_rows(window))]], self.output_norm, self.config.eps)
@@ -80,24 +83,24 @@ class StageModel:
         x[layout.real] = hidden
         return x
 
-    def _block(self, x: Floats, index: int, layer: Layer, layout: Layout, turns: NDArray[np.complex64]) -> None:
+    def _block(self, x: Floats, index: int, layer: Layer, plan: Plan, turns: NDArray[np.complex64]) -> None:
         """x += attention(norm(x)); x += ffn(norm(x)). ``x`` [layout rows, width], in place."""
         ops, eps = self.ops, self.config.eps
-        x += self._attention(ops.rms_norm(x, layer.attn_norm, eps), index, layer, layout, turns)
-        hidden = ops.linear(ops.rms_norm(x, layer.ffn_norm, eps), layer.gate_up, layout)
-        x += ops.linear(ops.swiglu(hidden), layer.down, layout)
+        x += self._attention(ops.rms_norm(x, layer.attn_norm, eps), index, layer, plan, turns)
+        hidden = ops.linear(ops.rms_norm(x, layer.ffn_norm, eps), layer.gate_up, plan)
+        x += ops.linear(ops.swiglu(hidden), layer.down, plan)
 
-    def _attention(self, x: Floats, index: int, layer: Layer, layout: Layout, turns: NDArray[np.complex64]) -> Floats:
-        config, ops = self.config, self.ops
-        heads, kv_heads = config.num_heads, config.num_kv_heads
-        joined = ops.linear(x, layer.qkv, layout).reshape(len(x), heads + 2 * kv_heads, config.head_dim)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            joined[:, :heads] = ops.rms_norm(joined[:, :heads], layer.q_norm, config.eps)
-            joined[:, heads : heads + kv_heads] = ops.rms_norm(joined[:, heads : heads + kv_heads], layer.k_norm, config.eps)
-        ops.rope(joined[:, : heads + kv_heads], turns)
-        written = joined[layout.real, heads:].reshape(-1, 2, kv_heads, config.head_dim)
-        self.kv.write(index, layout.pages, layout.offsets, written)
-        return ops.linear(ops.attention(joined[:, :heads], self.kv, index, layout), layer.attn_output, layout)
+    def _attention(self, x: Floats, index: int, layer: Layer, plan: Plan, turns: NDArray[np.complex64]) -> Floats:
+        config, ops, layout = self.config, self.ops, plan.layout
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        joined = ops.linear(x, layer.qkv, plan).reshape(len(x), heads + 2 * kv_heads, dim)
+        turned = joined[:, : heads + kv_heads]
+        if layer.qk_norm is not None:
+            turned[:] = ops.rms_norm(turned, layer.qk_norm, config.eps)
+        ops.rope(turned, turns)
+        written = joined[layout.real, heads:] if layout.padded else joined[:, heads:]
+        self.kv.write(index, layout.pages, layout.offsets, written.reshape(-1, 2, kv_heads, dim))
+        return ops.linear(ops.attention(joined[:, :heads], index, plan), layer.attn_output, plan)
 
     def copy_out(self, pages: Tokens) -> tuple[NDArray, ...]:
         """A host image of whole pages of this stage's layers."""
@@ -155,15 +158,19 @@ class _Weights:
 
     def layer(self, index: int) -> Layer:
         at = f"blk.{index}."
-        norms = [self.optional(f"{at}attn_{which}_norm.weight") for which in "qk"]
-        paired = [None if norm is None else interleave(norm, self.config.head_dim, self.config.rope) for norm in norms]
         return Layer(
             attn_norm=self.vector(at + "attn_norm.weight"),
             qkv=self.matrix([f"{at}attn_{which}.weight" for which in "qkv"]),
-            q_norm=paired[0],
-            k_norm=paired[1],
+            qk_norm=self._qk_norm(at),
             attn_output=self.matrix([at + "attn_output.weight"]),
             ffn_norm=self.vector(at + "ffn_norm.weight"),
             gate_up=self.matrix([f"{at}ffn_gate.weight", f"{at}ffn_up.weight"]),
             down=self.matrix([at + "ffn_down.weight"]),
         )
+
+    def _qk_norm(self, at: str) -> Floats | None:
+        if f"{at}attn_q_norm.weight" not in self.file.tensors:
+            return None
+        heads = {"q": self.config.num_heads, "k": self.config.num_kv_heads}
+        norms = [(self.vector(f"{at}attn_{which}_norm.weight"), count) for which, count in heads.items()]
+        return np.concatenate([np.tile(interleave(norm, len(norm), self.config.rope), (count, 1)) for norm, count in norms])

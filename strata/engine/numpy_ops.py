@@ -1,28 +1,41 @@
 """The operations of the forward pass on the CPU, in float32, by NumPy.
 
 Rules. A row's bits depend on nothing but the row: elementwise operations and sums along a row are NumPy's own, products come from
-products.py and attention.py. Work is shared among threads in pieces that are fixed by shapes. Whatever a damaged row computes
-(NaN, infinities) stays in that row. Weights are float32: 4 bytes for each parameter.
+products.py and attention.py. Whatever a damaged row computes (NaN, infinities) stays in that row. Weights are float32: 4 bytes for
+each parameter.
+
+Speed. A decode window is some 40 small NumPy calls beside the products of each layer, and the weights that stream through the cache
+make each of them a cold one. So results go to buffers that stay, and the views of a product are made once for every layer.
+Therefore one ``NumpyOps`` serves one stage: a result lives until the next product of that shape.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.engine.attention import RowAttention, grid_attention
+from strata.engine.attention import GridAttention, RowAttention
 from strata.engine.kv import PagedKV
-from strata.engine.products import Matrix, grid_product, multiply, row_product
+from strata.engine.products import Floats, Matrix, RowFrame, cuts, grid_product
 from strata.engine.rows import Layout, RowPart, plan
-from strata.engine.threads import Threads, share, usable_cores
+from strata.engine.threads import Threads, usable_cores
 from strata.messages import Window
 
-Floats = NDArray[np.float32]
-ROWS_WORTH_SHARING = 32
-TILES_WORTH_SHARING = 48
+PIECES_PER_THREAD = 4
+ROWS_PER_PIECE = 32
+FRAMED_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A window's layout and, part by part, its attention."""
+
+    layout: Layout
+    attentions: tuple[RowAttention | GridAttention, ...]
 
 
 class NumpyOps:
@@ -31,42 +44,64 @@ class NumpyOps:
     def __init__(self, threads: int | None = None, deterministic: bool = False) -> None:
         self.threads = Threads(threads or usable_cores())
         self.deterministic = deterministic
+        self._frames: dict[tuple[int, int, int], RowFrame] = {}
+        self._buffers: dict[tuple[str, int], Floats] = {}
 
     def close(self) -> None:
         self.threads.close()
 
-    def plan(self, window: Window, page_tokens: int) -> Layout:
-        return plan(window, page_tokens, grid=not self.deterministic)
+    def plan(self, window: Window, kv: PagedKV, group: int) -> Plan:
+        """``group``: query heads per KV head."""
+        layout = plan(window, kv.page_tokens, grid=not self.deterministic)
+        attentions = (RowAttention(part, kv, group) if isinstance(part, RowPart) else GridAttention(part, kv) for part in layout.parts)
+        return Plan(layout, tuple(attentions))
 
     def matrix(self, parts: Sequence[Floats], bias: Floats | None = None) -> Matrix:
         """One matrix of all ``parts`` ([rows_i, columns]), their rows one after the other."""
-        matrix = Matrix(sum(len(part) for part in parts), parts[0].shape[1], bias)
+        pieces = PIECES_PER_THREAD * self.threads.count if self.threads.count > 1 else 1
+        matrix = Matrix(sum(len(part) for part in parts), parts[0].shape[1], bias, pieces)
         np.concatenate(parts, out=matrix.weights)
         return matrix
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
         """x / sqrt(mean(x^2) + eps) * weight along the last axis (Zhang and Sennrich 2019)."""
-        mean = np.matmul(x[..., None, :], x[..., :, None])[..., 0]
-        mean *= np.float32(1 / x.shape[-1])
-        mean += np.float32(eps)
-        np.sqrt(mean, out=mean)
-        result = np.divide(x, mean)
+        root = np.matmul(x[..., None, :], x[..., :, None])[..., 0]
+        root *= np.float32(1 / x.shape[-1])
+        root += np.float32(eps)
+        np.sqrt(root, out=root)
+        result = np.divide(x, root)
         result *= weight
         return result
 
-    def linear(self, x: Floats, matrix: Matrix, layout: Layout) -> Floats:
+    def linear(self, x: Floats, matrix: Matrix, plan: Plan) -> Floats:
         """x [layout rows, columns] @ weights.T + bias: [layout rows, matrix.rows]."""
-        out = np.empty((len(x), matrix.padded_rows), np.float32)
-        for part in layout.parts:
-            product = row_product if isinstance(part, RowPart) else grid_product
-            multiply(self.threads, product(x[part.start : part.stop], matrix, out[part.start : part.stop]))
+        parts = plan.layout.parts
+        if len(parts) == 1 and isinstance(parts[0], RowPart):
+            return self._biased(self._rows(x, matrix), matrix)
+        out = self._buffer("linear", len(x), matrix.padded_rows)
+        for part in parts:
+            mine = slice(part.start, part.stop)
+            if isinstance(part, RowPart):
+                self.threads.run(RowFrame(matrix, out[mine]).product(x[mine], matrix), len(matrix.pieces))
+            else:
+                self.threads.run(*grid_product(x[mine], matrix, out[mine]))
         return self._biased(out, matrix)
 
     def logits(self, x: Floats, matrix: Matrix) -> Floats:
-        """x [rows, columns] @ weights.T, always row by row: [rows, vocabulary]."""
-        out = np.empty((len(x), matrix.padded_rows), np.float32)
-        multiply(self.threads, row_product(x, matrix, out))
-        return self._biased(out, matrix)
+        """x [rows, columns] @ weights.T, always row by row: [rows, vocabulary], the caller's to keep."""
+        frame = RowFrame(matrix, np.empty((len(x), matrix.padded_rows), np.float32))
+        self.threads.run(frame.product(x, matrix), len(matrix.pieces))
+        return self._biased(frame.out, matrix)
+
+    def _rows(self, x: Floats, matrix: Matrix) -> Floats:
+        key = (len(x), matrix.padded_rows, matrix.columns)
+        frame = self._frames.get(key)
+        if frame is None:
+            frame = RowFrame(matrix, np.empty(key[:2], np.float32))
+            if len(x) <= FRAMED_ROWS:
+                self._frames[key] = frame
+        self.threads.run(frame.product(x, matrix), len(matrix.pieces))
+        return frame.out
 
     @staticmethod
     def _biased(out: Floats, matrix: Matrix) -> Floats:
@@ -75,46 +110,47 @@ class NumpyOps:
             out += matrix.bias
         return out
 
+    def _buffer(self, use: str, rows: int, columns: int) -> Floats:
+        """An array that the next caller with the same use and columns overwrites: large fresh ones would cost page faults."""
+        key = (use, columns)
+        if key not in self._buffers or len(self._buffers[key]) < rows:
+            self._buffers[key] = np.empty((rows, columns), np.float32)
+        return self._buffers[key][:rows]
+
     def rope(self, heads: Floats, turns: NDArray[np.complex64]) -> None:
         """Turn the first pairs of each head in place: ``heads`` [rows, heads, head_dim], ``turns`` [rows, 1, pairs]."""
         pairs = heads[..., : 2 * turns.shape[-1]].view(np.complex64)
         pairs *= turns
 
-    def attention(self, queries: Floats, kv: PagedKV, layer: int, layout: Layout) -> Floats:
-        """Causal attention of ``queries`` [layout rows, heads, head_dim] over the cache: [layout rows, heads * head_dim]."""
+    def attention(self, queries: Floats, layer: int, plan: Plan) -> Floats:
+        """Causal attention of ``queries`` [layout rows, heads, head_dim] over the plan's cache: [layout rows, heads * head_dim]."""
         rows, heads, dim = queries.shape
-        kv_heads = kv.data.shape[3]
-        scaled = (queries * np.float32(1 / math.sqrt(dim))).reshape(rows, kv_heads, heads // kv_heads, dim)
+        kv_heads = plan.attentions[0].kv.data.shape[3]
+        scaled = np.multiply(queries, np.float32(1 / math.sqrt(dim))).reshape(rows, kv_heads, heads // kv_heads, dim)
         out = np.empty_like(scaled)
-        for part in layout.parts:
-            mine = slice(part.start, part.stop)
-            if isinstance(part, RowPart):
-                attention = RowAttention(scaled[mine], kv, layer, part)
-                if part.num_tiles >= TILES_WORTH_SHARING:
-                    multiply(self.threads, attention.work)
-                else:
-                    attention.work(0, 1)
-                attention.merge(out[mine])
+        for part, attention in zip(plan.layout.parts, plan.attentions, strict=True):
+            own, result = scaled[part.start : part.stop], out[part.start : part.stop]
+            if isinstance(attention, RowAttention):
+                self.threads.run(lambda piece: attention.piece(piece, own, layer), len(attention.cuts))
+                attention.merge(result)
             else:
-                multiply(self.threads, grid_attention(scaled[mine], kv, layer, part, out[mine]))
+                self.threads.run(lambda piece: attention.piece(piece, own, layer, result), attention.pieces)
         return out.reshape(rows, heads * dim)
 
     def swiglu(self, gate_up: Floats) -> Floats:
         """silu(gate) * up of [rows, 2 * width], the gate first: [rows, width] (Shazeer 2020)."""
         rows, width = len(gate_up), gate_up.shape[1] // 2
-        out = np.empty((rows, width), np.float32)
+        out = self._buffer("swiglu", rows, width)
+        pieces = cuts(rows, rows // ROWS_PER_PIECE)
 
-        def work(index: int) -> None:
-            mine = slice(*share(rows, index, self.threads.count if rows >= ROWS_WORTH_SHARING else 1))
-            gate, up, result = gate_up[mine, :width], gate_up[mine, width:], out[mine]
+        def work(piece: int) -> None:
+            cut = pieces[piece]
+            gate, up, result = gate_up[cut, :width], gate_up[cut, width:], out[cut]
             np.negative(gate, out=result)
             np.exp(result, out=result)
             result += 1
             np.divide(gate, result, out=result)
             result *= up
 
-        if rows >= ROWS_WORTH_SHARING:
-            self.threads.run(work)
-        else:
-            work(0)
+        self.threads.run(work, len(pieces))
         return out

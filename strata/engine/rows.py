@@ -11,7 +11,7 @@ a prompt is cut, and what runs beside it, change nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from strata.messages import Segment, Window
 
 GRID = 128
+Run = tuple[int, int, int, int]
 # Where a padded product of 128 rows becomes cheaper than so many rows one by one (tools/bench_ops.py measures it).
 SHORT_ROWS = 48
 
@@ -43,21 +44,12 @@ def wanted_rows(window: Window) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
-    """Consecutive pages of one row's context: tiles ``first .. first + count - 1`` of a part are ``page .. page + count - 1``."""
-
-    row: int
-    first: int
-    count: int
-    page: int
-
-
-@dataclass(frozen=True, slots=True)
 class RowPart:
     """Rows ``start .. stop - 1`` of the layout, computed one by one.
 
     One page of one row's context is a tile. ``firsts`` int64 [rows] is each row's first tile, ``row_of_tile`` its inverse, ``pages``
-    the page of each tile, ``runs`` the tiles as runs of consecutive pages, ``filled`` how many tokens each row sees of its last page.
+    the page of each tile, ``filled`` how many tokens each row sees of its last page. ``runs``: (row, first tile, last tile + 1, page
+    of the first), tiles of one row whose pages are consecutive.
     """
 
     start: int
@@ -65,12 +57,23 @@ class RowPart:
     firsts: NDArray[np.int64]
     row_of_tile: NDArray[np.int64]
     pages: NDArray[np.int64]
-    runs: tuple[Tile, ...]
+    runs: tuple[Run, ...]
     filled: tuple[int, ...]
 
     @property
     def num_tiles(self) -> int:
         return len(self.pages)
+
+    def runs_in(self, tiles: slice) -> Sequence[Run]:
+        """The runs within some tiles; those that cross an end are cut there."""
+        start, stop = tiles.start, tiles.stop
+        if start == 0 and stop == self.num_tiles:
+            return self.runs
+        return [
+            (row, max(first, start), min(last, stop), page + max(0, start - first))
+            for row, first, last, page in self.runs
+            if first < stop and last > start
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +180,12 @@ class _Builder:
         self.parts.append(RowPart(base, len(self.tokens), firsts, row_of_tile, all_pages, runs, tuple(filled)))
 
 
-def _runs(pages: NDArray[np.int64], row_of_tile: NDArray[np.int64]) -> tuple[Tile, ...]:
+def _runs(pages: NDArray[np.int64], row_of_tile: NDArray[np.int64]) -> tuple[Run, ...]:
     """The tiles as runs of consecutive pages within a row."""
     breaks = np.flatnonzero((np.diff(pages) != 1) | (np.diff(row_of_tile) != 0)) + 1
     starts = [0, *breaks.tolist()]
     stops = [*starts[1:], len(pages)]
-    return tuple(
-        Tile(int(row_of_tile[first]), first, stop - first, int(pages[first])) for first, stop in zip(starts, stops, strict=True)
-    )
+    return tuple((int(row_of_tile[first]), first, stop, int(pages[first])) for first, stop in zip(starts, stops, strict=True))
 
 
 def plan(window: Window, page_tokens: int, grid: bool) -> Layout:

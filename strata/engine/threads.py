@@ -1,14 +1,19 @@
-"""A few threads of our own that share the work of one operation; the caller is one of them.
+"""A few threads of our own that share the pieces of one operation; the caller is one of them.
 
-NumPy releases the GIL inside its loops, so threads that multiply different blocks run side by side. BLAS is held to one thread
-while we live: its own threads beside ours would fight for the same cores, and its results would depend on their number.
+NumPy releases the GIL inside its loops, so threads that multiply different pieces run side by side. Pieces are claimed one by one, not
+dealt out: a thread that wakes late, or loses its core to another program, takes fewer, and nobody waits for a thread that has
+claimed nothing. What a piece computes must not depend on who computes it.
+
+BLAS is held to one thread while any ``Threads`` lives: its own threads beside ours would fight for the same cores, and its results would
+depend on their number.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 
 from threadpoolctl import threadpool_limits
 
@@ -19,61 +24,99 @@ def usable_cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-class _Worker:
-    """One thread, woken by a lock for each share of work."""
+class _Job:
+    """One operation: ``claims`` hands each piece to whoever asks next (one step of an iterator is atomic under the GIL)."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.wake, self.done = threading.Lock(), threading.Lock()
-        self.wake.acquire()
-        self.done.acquire()
-        self.work: Callable[[int], None] | None = None
-        self.error: BaseException | None = None
-        threading.Thread(target=self._serve, name=f"strata-ops-{index}", daemon=True).start()
+    __slots__ = ("work", "claims", "finished", "errors")
 
-    def _serve(self) -> None:
-        while True:
-            self.wake.acquire()
-            if self.work is None:
-                return
-            try:
-                self.work(self.index)
-            except BaseException as error:
-                self.error = error
-            self.done.release()
+    def __init__(self, work: Callable[[int], None], pieces: int) -> None:
+        self.work = work
+        self.claims: Iterator[int] = iter(range(pieces))
+        self.finished: SimpleQueue[int] = SimpleQueue()
+        self.errors: list[BaseException] = []
+
+    def take(self) -> int:
+        """Do pieces until none is left; how many. An error ends the taking and is kept for the caller."""
+        done = 0
+        work = self.work
+        try:
+            for piece in self.claims:
+                done += 1
+                work(piece)
+        except BaseException as error:
+            self.errors.append(error)
+        return done
 
 
 class Threads:
-    """``count`` threads, the caller included. One caller at a time. ``close`` ends them and gives BLAS its threads back."""
+    """``count`` threads, the caller included. One caller at a time. ``close`` ends them; it may be called twice."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._blas = threadpool_limits(1, user_api="blas")
-        self._workers = [_Worker(index) for index in range(1, count)]
+        self._inboxes: list[SimpleQueue[_Job | None]] = [SimpleQueue() for _ in range(1, count)]
+        self._closed = False
+        _BLAS.hold()
+        for index, inbox in enumerate(self._inboxes, start=1):
+            threading.Thread(target=_serve, args=(inbox,), name=f"strata-ops-{index}", daemon=True).start()
 
-    def run(self, work: Callable[[int], None]) -> None:
-        """Call ``work(0) .. work(count - 1)``, one in each thread, and wait for all. Raises what the first of them raised."""
-        for worker in self._workers:
-            worker.work = work
-            worker.wake.release()
-        try:
-            work(0)
-        finally:
-            for worker in self._workers:
-                worker.done.acquire()
-        for worker in self._workers:
-            if worker.error is not None:
-                error, worker.error = worker.error, None
-                raise error
+    def run(self, work: Callable[[int], None], pieces: int | None = None) -> None:
+        """Call ``work(0) .. work(pieces - 1)``, each once, in any thread and order, and wait for all; without ``pieces``, one per thread.
+
+        Raises the first error that a piece raised, once all have ended.
+        """
+        pieces = self.count if pieces is None else pieces
+        if self.count == 1 or pieces < 2:
+            for piece in range(pieces):
+                work(piece)
+            return
+        job = _Job(work, pieces)
+        for inbox in self._inboxes[: pieces - 1]:
+            inbox.put(job)
+        done = job.take()
+        while done < pieces:
+            if job.errors:
+                done += sum(1 for _ in job.claims)
+                if done == pieces:
+                    break
+            done += job.finished.get()
+        if job.errors:
+            raise job.errors[0]
 
     def close(self) -> None:
-        for worker in self._workers:
-            worker.work = None
-            worker.wake.release()
-        self._workers = []
-        self._blas.restore_original_limits()
+        """End the threads; BLAS gets its own back when no other ``Threads`` is left."""
+        if not self._closed:
+            self._closed = True
+            for inbox in self._inboxes:
+                inbox.put(None)
+            _BLAS.release()
 
 
-def share(items: int, index: int, count: int) -> tuple[int, int]:
-    """The part (start, stop) of ``items`` that thread ``index`` of ``count`` takes."""
-    return items * index // count, items * (index + 1) // count
+def _serve(inbox: SimpleQueue[_Job | None]) -> None:
+    while (job := inbox.get()) is not None:
+        done = job.take()
+        if done:
+            job.finished.put(done)
+        del job  # or the wait would keep the arrays of the last operation alive
+
+
+class _OneBlasThread:
+    """Limits BLAS while at least one holder lives. The limit is the process's, so the count is too."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders = 0
+
+    def hold(self) -> None:
+        with self._lock:
+            if not self._holders:
+                self._limits = threadpool_limits(1, user_api="blas")
+            self._holders += 1
+
+    def release(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            if not self._holders:
+                self._limits.restore_original_limits()
+
+
+_BLAS = _OneBlasThread()

@@ -10,7 +10,7 @@ import pytest
 
 from strata.engine.kv import PagedKV
 from strata.engine.numpy_ops import NumpyOps
-from strata.engine.rows import GridPart, RowPart, plan
+from strata.engine.rows import GridPart, RowPart
 from strata.messages import Sampling, Segment, Window
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
@@ -40,10 +40,11 @@ def plain(query: np.ndarray, held: np.ndarray, position: int) -> np.ndarray:
 
 def check(window: Window, kind: Any, threads: int, grid: bool) -> tuple[type, ...]:
     kv, held = cache(kind, window.segments)
-    layout = plan(window, kv.page_tokens, grid)
+    ops = NumpyOps(threads, deterministic=not grid)
+    plan = ops.plan(window, kv, HEADS // KV_HEADS)
+    layout = plan.layout
     queries = 3 * np.random.default_rng(9).standard_normal((len(layout.tokens), HEADS, DIM)).astype(np.float32)
-    ops = NumpyOps(threads)
-    out = ops.attention(queries, kv, 0, layout)[layout.real]
+    out = ops.attention(queries, 0, plan)[layout.real]
     ops.close()
     owners = [(segment.slot, position) for segment in window.segments for position in range(segment.start, segment.end)]
     expected = [plain(queries[row], held[slot], position) for row, (slot, position) in zip(layout.real, owners, strict=True)]

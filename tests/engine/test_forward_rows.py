@@ -49,5 +49,7 @@ def test_runs_of_consecutive_pages_are_found_within_a_row_only() -> None:
     segments = (Segment("a", 0, 255, (1,), (3, 4, 8, 9), Sampling()), Segment("b", 1, 64, (1,), (10, 11), Sampling()))
     (part,) = plan(Window(0, "decode", 0, segments), 64, grid=True).parts
     assert isinstance(part, RowPart)
-    assert [(run.row, run.first, run.count, run.page) for run in part.runs] == [(0, 0, 2, 3), (0, 2, 2, 8), (1, 4, 2, 10)]
+    assert part.runs == ((0, 0, 2, 3), (0, 2, 4, 8), (1, 4, 6, 10))
     assert part.filled == (64, 1)
+    assert part.runs_in(slice(1, 3)) == [(0, 1, 2, 4), (0, 2, 3, 8)]
+    assert part.runs_in(slice(3, 6)) == [(0, 3, 4, 9), (1, 4, 6, 10)]

@@ -8,25 +8,28 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
-from strata.engine.products import Matrix, block_rows, grid_product, multiply, row_product
+from strata.engine.products import Matrix, RowFrame, block_rows, cuts, grid_product
 from strata.engine.threads import Threads
 
 
 def random_matrix(rows: int, columns: int) -> Matrix:
-    matrix = Matrix(rows, columns)
+    matrix = Matrix(rows, columns, pieces=3)
     matrix.weights[:] = np.random.default_rng(rows).standard_normal((rows, columns))
     return matrix
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 8), (7, 33), (100, 16), (576, 576), (1000, 40), (1187, 128)])
-@pytest.mark.parametrize("kind", [row_product, grid_product])
+@pytest.mark.parametrize("kind", ["rows", "grid"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_products(rows: int, columns: int, kind: object, count: int) -> None:
+def test_products(rows: int, columns: int, kind: str, count: int) -> None:
     matrix = random_matrix(rows, columns)
     x = np.random.default_rng(0).standard_normal((256, columns)).astype(np.float32)
     out = np.full((256, matrix.padded_rows), np.nan, np.float32)
     threads = Threads(count)
-    multiply(threads, kind(x, matrix, out))  # type: ignore[operator]
+    if kind == "rows":
+        threads.run(RowFrame(matrix, out).product(x, matrix), len(matrix.pieces))
+    else:
+        threads.run(*grid_product(x, matrix, out))
     threads.close()
     expected = x.astype(np.float64) @ matrix.weights.astype(np.float64).T
     np.testing.assert_allclose(out[:, :rows], expected, atol=1e-4, rtol=1e-5)
@@ -40,16 +43,33 @@ def test_blocks_cover_the_rows_with_little_padding(rows: int, columns: int) -> N
     assert -rows % block <= max(7, rows // 8)
 
 
-def test_a_thread_s_error_reaches_the_caller_and_the_threads_live_on() -> None:
+@pytest.mark.parametrize(("items", "pieces"), [(1, 0), (1, 5), (8, 3), (5, 5), (100, 7)])
+def test_cuts_cover_everything_once(items: int, pieces: int) -> None:
+    slices = cuts(items, pieces)
+    assert [index for cut in slices for index in range(cut.start, cut.stop)] == list(range(items))
+    assert 1 <= len(slices) <= max(1, pieces)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 40])
+def test_every_piece_is_done_once(pieces: int) -> None:
+    threads = Threads(3)
+    seen: list[int] = []
+    threads.run(seen.append, pieces)
+    threads.close()
+    assert sorted(seen) == list(range(pieces))
+
+
+@pytest.mark.parametrize("bad", [0, 7, 19])
+def test_an_error_reaches_the_caller_and_the_threads_live_on(bad: int) -> None:
     threads = Threads(3)
 
-    def fail(index: int) -> None:
-        if index == 2:
-            raise RuntimeError("in thread 2")
+    def fail(piece: int) -> None:
+        if piece == bad:
+            raise RuntimeError(f"in piece {piece}")
 
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="in thread 2"):
-            threads.run(fail)
+        with pytest.raises(RuntimeError, match=f"in piece {bad}"):
+            threads.run(fail, 20)
     seen: list[int] = []
     threads.run(seen.append)
     assert sorted(seen) == [0, 1, 2]
@@ -60,10 +80,15 @@ def test_close_ends_the_threads_and_gives_blas_its_own_back() -> None:
     def blas() -> list[int]:
         return [info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"]
 
-    before, names = blas(), {thread.name for thread in threading.enumerate()}
-    threads = Threads(2)
+    before = blas()
+    first, second = Threads(2), Threads(2)
+    workers = [thread for thread in threading.enumerate() if thread.name.startswith("strata-ops")]
     assert set(blas()) == {1}
-    threads.close()
-    threads.close()
+    first.close()
+    first.close()
+    assert set(blas()) == {1}
+    second.close()
     assert blas() == before
-    assert {thread.name for thread in threading.enumerate() if thread.is_alive()} == names
+    for worker in workers:
+        worker.join(timeout=60)
+        assert not worker.is_alive()
