@@ -11,33 +11,29 @@ Numbers that set a size (``indent``, precision, widths) are capped, integers hav
 operation on values that are within the allowance (comparing two long lists) is not interrupted.
 
 The dialect is that of the models' authors: ``trim_blocks``, ``lstrip_blocks``, ``break`` and ``continue``, ``{% generation %}``,
-``tojson`` without HTML escaping, ``raise_exception``, ``strftime_now``. ``safe`` does nothing, for nothing here is HTML.
+``raise_exception``, ``strftime_now``.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from datetime import datetime
-from functools import wraps
 from typing import Any, cast
 
 import jinja2
 from jinja2 import nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
-from jinja2.filters import FILTERS
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
-from jinja2.tests import TESTS
 from jinja2.utils import Joiner, Namespace
 
+from strata.text.filters import charge_size, join, make_filters, make_tests, replace
 from strata.text.instrument import Instrument
 from strata.text.meter import METER
 
 _MAX_BITS = 4096
-_MAX_INDENT = 64
 _METHODS: dict[type, frozenset[str]] = {
     str: frozenset(
         "capitalize casefold count endswith find format index isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric"
@@ -49,11 +45,6 @@ _METHODS: dict[type, frozenset[str]] = {
     tuple: frozenset("index count".split()),
     **dict.fromkeys((int, float, bool, bytes, set, frozenset, range, type), frozenset()),
 }
-_TEXT_FILTERS = "capitalize escape indent lower replace string title trim truncate upper urlencode wordcount"
-_OTHER_FILTERS = (
-    "abs attr count d default dictsort first float groupby int items join last length list map max min reject rejectattr"
-    " reverse round select selectattr sort unique"
-)
 
 
 class Refusal(jinja2.TemplateError):
@@ -74,11 +65,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             finalize=_finalize,
             cache_size=0,
         )
-        texts = {name: _metered(FILTERS[name], writes=True) for name in _TEXT_FILTERS.split()}
-        others = {name: _metered(FILTERS[name]) for name in _OTHER_FILTERS.split()}
-        own = {"indent": _metered(_indent), "replace": _replace, "join": _metered(_join), "round": _metered(_round)}
-        self.filters = {**texts, **others, **own, "tojson": _tojson, "safe": _safe}
-        self.tests = {name: _metered(cast(Callable[..., Any], test)) for name, test in TESTS.items()}
+        self.filters = make_filters()
+        self.tests = cast(Any, make_tests())
         self.globals = {
             "range": safe_range,
             "dict": lambda *args, **kwargs: _made(dict(*args, **kwargs)),
@@ -123,22 +111,26 @@ class Sandbox(ImmutableSandboxedEnvironment):
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
-        METER.get().charge(len(value.__self__))
-        if ":" in value.__self__ or "!" in value.__self__:
+        text = value.__self__
+        if ":" in text or "!" in text:
             raise SecurityError("'.format' with a format specification is not allowed here")
-        return wrapped
+
+        def checked(*args: Any, **kwargs: Any) -> str:
+            for _ in range(text.count("{")):
+                METER.get().weigh((args, kwargs))
+            return wrapped(*args, **kwargs)
+
+        return checked
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
-        METER.get().charge(1)
         target, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        METER.get().charge(len(target) if isinstance(target, str) else 1)
         if isinstance(target, str) and name == "join":
-            return _join(args[0], target) if len(args) == 1 else target.join(*args)
+            return join(args[0], target) if len(args) == 1 else target.join(*args)
         if isinstance(target, str) and name == "replace":
-            return _replace(target, *args)
-        if name in ("format", "format_map"):
-            METER.get().weigh([args, kwargs])
+            return replace(target, *args)
         result = super().call(__context, __obj, *args, **kwargs)
-        _charge_size(result)
+        charge_size(result)
         return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -189,92 +181,11 @@ def _made(value: Any) -> Any:
     return value
 
 
-def _charge_size(value: object) -> None:
-    if isinstance(value, (str, list, tuple, dict)):
-        METER.get().charge(len(value))
-
-
 @pass_context
 def _finalize(context: Context, value: Any) -> Any:
     METER.get().weigh(value)
     return value
 
 
-def _metered(function: Callable[..., Any], writes: bool = False) -> Callable[..., Any]:
-    """A filter or test that is charged for its result, and if it ``writes`` its subject out as text, for that in advance."""
-    subject = 1 if hasattr(function, "jinja_pass_arg") else 0
-
-    @wraps(function)
-    def metered(*args: Any, **kwargs: Any) -> Any:
-        if writes and len(args) > subject:
-            METER.get().weigh(args[subject])
-        result = function(*args, **kwargs)
-        METER.get().charge(1)
-        _charge_size(result)
-        return result
-
-    return metered
-
-
 def _raise_exception(message: object) -> None:
     raise Refusal(str(message))
-
-
-def _safe(value: Any) -> str:
-    METER.get().weigh(value)
-    return str(value)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    if isinstance(value, Iterator):  # what `map` and `select` give
-        value = list(value)
-    METER.get().weigh(value)
-    if indent is not None and not 0 <= int(indent) <= 16:
-        raise SecurityError("'tojson' with an indent of more than 16 is not allowed here")
-    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    METER.get().charge(len(text))
-    return text
-
-
-def _indent(value: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    size = width if isinstance(width, int) else len(width)
-    if size > _MAX_INDENT:
-        raise SecurityError(f"'indent' by more than {_MAX_INDENT} is not allowed here")
-    METER.get().weigh(value)
-    METER.get().charge((str(value).count("\n") + 1) * max(size, 0))
-    return cast(str, FILTERS["indent"](str(value), width, first, blank))
-
-
-def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
-    METER.get().weigh(value)
-    text, old, new = str(value), str(old), str(new)
-    limit = -1 if count is None else int(count)
-    found = text.count(old) if limit < 0 else min(text.count(old), limit)
-    METER.get().charge(len(text) + found * len(new))
-    return text.replace(old, new, limit)
-
-
-def _join(value: Iterable[Any], d: Any = "", attribute: str | int | None = None) -> str:
-    parts = [item if attribute is None else _attribute(item, attribute) for item in value]
-    for part in parts:
-        METER.get().weigh(part)
-        METER.get().charge(len(str(d)))
-    return str(d).join(map(str, parts))
-
-
-def _attribute(item: Any, path: str | int) -> Any:
-    for name in str(path).split("."):
-        item = item[int(name) if name.isdigit() else name]
-    return item
-
-
-def _round(value: float, precision: int = 0, method: str = "common") -> float:
-    if not 0 <= precision <= 15:
-        raise SecurityError("'round' to more than 15 places is not allowed here")
-    return cast(float, FILTERS["round"](value, precision, method))

@@ -81,6 +81,9 @@ EXPLOSIONS = {
     "doubling by format": DOUBLING.replace("STEP", "'{}{}'.format(ns.s, ns.s)"),
     "doubling by tojson": DOUBLING.replace("STEP", "[ns.s, ns.s]|tojson"),
     "doubling by string": DOUBLING.replace("STEP", "[ns.s, ns.s]|string"),
+    "a field named often": "{% set s = 'a' * 9999 %}{{ ('{0}' * 9999).format(s)|length }}",
+    "copies kept": "{% set ns = namespace(l=[]) %}{% set t = 'a' * 9999 %}{% for i in range(9999) %}"
+    "{% set ns.l = ns.l + t.split('x') %}{% endfor %}",
     "nested lists": DOUBLING.replace("STEP", "[ns.s, ns.s]"),
     "nested tuples": DOUBLING.replace("STEP", "(ns.s, ns.s)"),
     "nested dicts": DOUBLING.replace("STEP", "{'a': ns.s, 'b': ns.s}"),
@@ -146,6 +149,7 @@ def test_a_meter_counts_what_is_written_out() -> None:
         ("{{ [{'n': 1}, {'n': 2}]|map(attribute='n')|tojson }}", "[1, 2]"),
         ("{{ strftime_now('%d %b %Y %H:%M') }}", "29 Feb 2024 13:05"),
         ("{{ ('<b>'|safe) + '<i>' }}", "<b><i>"),
+        ("{{ ('<'|e) + '<' }}", "&lt;<"),
         ("{{ [{'a': 'x'}, {'a': 'y'}]|join(', ', attribute='a') }}", "x, y"),
         ("{{ 'a\nb'|indent(2) }}|{{ 'a\nb'|indent(2, true) }}", "a\n  b|  a\n  b"),
         ("{{ 'aXbX'|replace('X', '-') }}{{ 'aXbX'.replace('X', '-', 1) }}", "a-b-a-bX"),

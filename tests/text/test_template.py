@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from strata.errors import ClientError, ModelError
 from strata.text.chat_tokens import EncodedChat
-from strata.text.template import ChatTemplate, Limits
+from strata.text.rendering import Limits
+from strata.text.template import ChatTemplate
 from strata.text.tokenizer import Tokenizer
 from tests.text.vocabularies import CONTROL, USER_DEFINED, bpe_metadata, smollm2_metadata, smollm2_tokenizer, spm_metadata, texts
 
