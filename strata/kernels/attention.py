@@ -52,8 +52,9 @@ def kernel_name(head_dim: int, group: int, prompt: bool) -> KernelName:
 
 
 def attention(
-    device: Device, queries: Queries, places: RowPlaces, layer: int, pages: Pages, splits: SplitSpace | None, out: Activations, stream: Stream
-) -> None:
+    device: Device, queries: Queries, places: RowPlaces, layer: int, pages: Pages, splits: SplitSpace | None, out: Activations,
+    stream: Stream,
+) -> None:  # fmt: skip
     """``out`` [rows, heads * head_dim] = softmax(q k) v over positions 0 .. positions[i] of each row, quantised.
 
     With ``splits`` (decode): rows of any slots, each up to the context that ``splits`` has room for. Without (prompts): rows of one slot at
@@ -69,7 +70,8 @@ def attention(
     shapes.require(heads % kv_heads == 0 and group <= MAX_GROUP, f"{heads} heads over {kv_heads} KV heads")
     shapes.require(out.count == rows and out.columns == heads * shape.head_dim, f"out is {out.count} x {out.columns}")
     if splits is None:
-        partial, arrived, max_splits, per_block, rows_per_tile, blocks = queries.scales, places.positions, 1, ALL_SPLITS, 2 * COLUMNS // group, 1
+        partial, arrived, max_splits = queries.scales, places.positions, 1  # not touched
+        per_block, rows_per_tile, blocks = ALL_SPLITS, 2 * COLUMNS // group, 1
     else:
         shapes.match("partial", splits.partial, np.float32, "room", "heads", "splits", shape.head_dim + 2)
         shapes.match("arrived", splits.arrived, np.int32, "room", kv_heads)
