@@ -94,12 +94,18 @@ async def props(site: Site, exchange: Exchange) -> None:
         "total_slots": settings.batch,
         "model_alias": model.name,
         "model_path": model.file,
-        "chat_template": service.template.sources.get("default", "") if service.template is not None else "",
+        "chat_template_caps": template_caps(service),
         "modalities": {"vision": False, "audio": False},
         "bos_token": token_name(service, service.tokenizer.bos),
         "eos_token": token_name(service, service.tokenizer.eos),
         "build_info": f"strata {__version__}",
     }))
+
+
+def template_caps(service: Service) -> dict[str, bool]:
+    template = service.template
+    has_chat = template is not None and template.exists
+    return {"supports_chat": has_chat, "supports_tools": template is not None and template.supports_tools}
 
 
 def token_name(service: Service, token: int | None) -> str:
