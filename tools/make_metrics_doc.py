@@ -22,7 +22,8 @@ HEAD = """# Metrics
 `GET /metrics` answers in the Prometheus text format, or in OpenMetrics where the Accept header asks for it. Where API keys are
 set it needs one, like every other route. `configs/monitoring/` has rules, alerts and a Grafana dashboard made of these names.
 
-- Names of vLLM (`vllm:...`) mean what they mean there and have its labels and buckets; its dashboards work. The rest is `strata_...`.
+- Names of vLLM (`vllm:...`) mean what they mean there and have its labels and buckets, so panels made for them work. The rest is
+  `strata_...`.
 - Label values come from fixed sets, so the number of series does not grow with the requests, whatever they contain.
 - Gauges are computed when they are read, so none is stale. There are no rates: `rate(vllm:generation_tokens_total[1m])` is the
   speed in tokens per second, and two scrapers do not disturb each other.

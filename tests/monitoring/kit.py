@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -30,10 +31,11 @@ KEYWORDS = {"and", "or", "unless", "group_left", "group_right", "bool", "offset"
 
 
 def tool(name: str) -> str:
-    """A program of Debian's package prometheus; the test is skipped where it is absent."""
+    """A program of Debian's package prometheus. Where it is absent the test is skipped; with STRATA_TEST_PROMETHEUS=required it fails."""
     found = shutil.which(name)
     if found is None:
-        pytest.skip(f"{name} is not installed: apt-get install prometheus")
+        absent = pytest.fail if os.environ.get("STRATA_TEST_PROMETHEUS") == "required" else pytest.skip
+        absent(f"{name} is not installed: apt-get install prometheus")
     return found
 
 
