@@ -19,11 +19,12 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, cast
 
 from strata import __version__
 from strata.config import Settings, check
 from strata.console import Progress, setup_logging
+from strata.engine.resources import free_memory
 from strata.errors import StartError
 from strata.messages import EngineFacts
 from strata.metrics import Metrics
@@ -113,7 +114,7 @@ class Server:
         self._model = await loop.run_in_executor(None, load_model, self.settings, self._report)
         engine = self._model.engine
         machine = SlotMachine(engine.facts, slot_policy(self.settings, engine.facts))
-        self._manager = SlotManager(machine, engine, loop.time)
+        self._manager = SlotManager(machine, engine, loop.time, host_free=lambda: free_memory() or 0)
         self._manager.start(loop)
         self._site.metrics.view = self._manager.view
         self._site.service = Service(self._model.facts, self._manager, self._model.tokenizer, self._model.template)
@@ -127,15 +128,22 @@ class Server:
 
 
 def slot_policy(settings: Settings, facts: EngineFacts) -> SlotPolicy:
-    """The slot machine's part of the settings."""
+    """The slot machine's part of the settings.
+
+    Parking on its own ("auto") is for engines whose pool is not host memory: on the CPU it would only move bytes about.
+    """
     return SlotPolicy(
         slots=settings.batch,
+        groups=settings.batch_groups or 0,
+        rows=cast(Literal["compact", "prefix"], settings.rows),
         chunk=facts.chunk,
         decode_share=settings.batch_decode_share,
         queue_limit=settings.queue_size,
         queue_timeout=settings.queue_timeout_s,
         low_first=settings.slot_low_first,
         expire_s=settings.slot_expire_s,
+        shelf=settings.shelf,
+        cache_bytes=(settings.conversation_cache_mib or 0) << 20,
     )
 
 

@@ -17,9 +17,6 @@ Tokens = tuple[int, ...]
 FinishReason = Literal["stop", "length"]
 
 
-# ---------------------------------------------------------------- what a client asks for
-
-
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen from a row of logits, in this order: logit bias, penalties, top_k, top_p, min_p, draw.
@@ -87,9 +84,6 @@ class Request:
     @property
     def anchor(self) -> int:
         return self.turn_marks[-1] if self.turn_marks else len(self.prompt) - 1
-
-
-# ---------------------------------------------------------------- between slots and engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +226,6 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Stop the threads; windows still queued are dropped. Idempotent."""
-
-
-# ---------------------------------------------------------------- back to the client
 
 
 @dataclass(frozen=True, slots=True)
