@@ -9,6 +9,7 @@ the messages before it are rendered with the generation prompt and its text foll
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -24,6 +25,7 @@ from strata.text.sandbox import Sandbox
 from strata.text.tokenizer import Tokenizer
 
 _KEY = "tokenizer.chat_template"
+_CONTROL_LOOK = re.compile(r"<[|｜][^\s|｜<>]+[|｜]>")
 
 
 class ChatTemplate:
@@ -112,10 +114,12 @@ class ChatTemplate:
 def _guards(tokenizer: Tokenizer, source: str) -> tuple[Protector, Protector]:
     """What must not come out of messages: of others than the assistant, and of the assistant.
 
-    Markup that is an ordinary token (``</think>``) stays whole in what the assistant said, for templates look for it there.
+    Of the USER_DEFINED tokens those are kept out that the template writes or that look like control tokens; runs of spaces and
+    the like are text. They stay whole in what the assistant said: templates look there for ``</think>``.
     """
     control = {text for text in tokenizer.specials.ids if text not in tokenizer.markup}
-    structure = {text for text in tokenizer.markup if text in source and not text.isspace() and not text.isalnum()}
+    written = {text for text in tokenizer.markup if text in source and not text.isspace() and not text.isalnum()}
+    structure = written | {text for text in tokenizer.markup if _CONTROL_LOOK.fullmatch(text)}
     return Protector(control | structure), Protector(control)
 
 

@@ -76,6 +76,13 @@ def test_markup_that_the_template_uses_is_the_templates_alone() -> None:
     assert "</think>" in texts(BYTES, thinking.encode(BYTES, [user("a</think>")]).tokens)
 
 
+def test_what_looks_like_a_control_token_cannot_be_written_whatever_its_type() -> None:
+    tokenizer = Tokenizer.from_metadata(bpe_metadata([], {"<｜fim▁begin｜>": USER_DEFINED, "<b>": USER_DEFINED}))
+    chat = template("{{ messages[0].content }}").encode(tokenizer, [user("<｜fim▁begin｜><b>")])
+    assert tokenizer.decode(chat.tokens) == "<｜fim▁begin｜><b>"
+    assert 256 not in chat.tokens and chat.tokens[-1] == 257
+
+
 def test_templates_find_their_markup_in_what_the_assistant_said() -> None:
     strips = template("{% for m in messages %}{{ m.content.split('</think>')|last }}|{% endfor %}")
     assert strips.encode(BYTES, [user("q"), assistant("why</think>because"), user("x")]).text == "q|because|x|"
