@@ -18,7 +18,7 @@ from strata.server.guard import Guard
 from strata.server.parameters import MAX_LOGPROBS, Output, Parameters, read_parameters, with_logprobs, with_session
 from strata.server.prompts import Prompt, read_chat, read_prompts
 from strata.server.service import Service
-from strata.slots.match import pack
+from strata.slots import pack
 
 COMPLETION_TOKENS = 16  # OpenAI's contract where max_tokens is absent; chat has what is left of the context
 MAX_SEQUENCES = 256  # choices of all prompts of one HTTP request

@@ -35,8 +35,9 @@ class Answer:
             Choice(n, request, Detokenizer(service.tokenizer, self.output.stops, self.output.keep_special), self.output)
             for n, request in enumerate(admitted.requests)
         ]
-        self._lists = [CompletionLogprobs(service.tokenizer) for _ in self.choices] if self._wants_lists else []
+        self._lists = [CompletionLogprobs(service.tokenizer, self.output.keep_special) for _ in self.choices] if self._wants_lists else []
         self._loop = asyncio.get_running_loop()
+        self._began = exchange.began if exchange.began is not None else site.clock()
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._queue: list[tuple[Choice, RequestEvent]] = []
         self._open = len(self.choices)
@@ -98,14 +99,14 @@ class Answer:
             self._fail(error)
 
     def _take_tokens(self, choice: Choice, event: NewTokens) -> None:
-        now = self._loop.time()
+        now = self.site.clock()
         count = choice.take(event)
         if not count:
             return
         metrics = self.site.metrics
         metrics.generated(count)
         if choice.last_time is None:
-            metrics.first_token(now - self.exchange.began)
+            metrics.first_token(now - self._began)
         else:
             metrics.next_tokens(now - choice.last_time)
         choice.last_time = now
@@ -117,7 +118,7 @@ class Answer:
             self._done.set_exception(error)
 
     def _account(self, choice: Choice, reason: EndReason, usage: Usage, slot: int = -1) -> None:
-        self.site.metrics.request_ended(reason, usage, choice.generated, self._loop.time() - self.exchange.began)
+        self.site.metrics.request_ended(reason, usage, choice.generated, self.site.clock() - self._began)
         entry = self.exchange.entry
         entry.add(reason, slot, replace(usage, generated=choice.generated))
         entry.closed_one()
@@ -158,7 +159,7 @@ class Answer:
         lists = self._lists[choice.index]
         if not with_prompt:
             return lists.answer(entries)
-        prompt = lists.prompt(choice.request.prompt, choice.take_prompt_logprobs())
+        prompt = lists.prompt(self.admitted.prompts[self.prompt_of(choice)], choice.take_prompt_logprobs())
         return joined(prompt, lists.answer(entries))
 
     def usage(self) -> dict[str, object]:

@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
         self._body, self._body_size = [], 0
         check_raw_head(self._reader.take_raw_head(), event, self._limits)
         head = make_head(event, self._address)
-        self._exchange = Exchange(self, head, self._loop.time())
+        self._exchange = Exchange(self, head)
         self._application.begin(self._exchange)
         check_body_head(head, self._limits)
         if self._h11.they_are_waiting_for_100_continue:
@@ -228,7 +228,7 @@ class Connection(asyncio.Protocol):
     def _refuse(self, error: StrataError) -> None:
         """Answer without reading further. The connection goes on only if the whole request happens to be here."""
         if self._exchange is None:
-            self._exchange = Exchange(self, nameless_head(self._address), self._loop.time())
+            self._exchange = Exchange(self, nameless_head(self._address))
         elif self._h11.their_state is h11.SEND_BODY:
             self._reader.skip_body()
         self._exchange.fail(error)

@@ -112,12 +112,12 @@ def added(one: Usage, other: Usage) -> Usage:
 
 class Exchange:
     """See the head of this file. ``route`` is the template the request matched, for logs and metrics; ``argument`` what
-    stood in the place of its ``{id}``."""
+    stood in the place of its ``{id}``; ``began`` when it was routed, None for what is no request at all."""
 
-    def __init__(self, wire: Wire, head: Head, began: float) -> None:
+    def __init__(self, wire: Wire, head: Head) -> None:
         self.head = head
         self.body = b""
-        self.began = began
+        self.began: float | None = None
         self.route = "other"
         self.argument = ""
         self.headers: Headers = ()

@@ -66,10 +66,16 @@ def is_loopback(host: str) -> bool:
     host = host.strip("[]").rstrip(".").lower()
     if host == "localhost" or host.endswith(".localhost"):
         return True
+    return is_address(host) and ipaddress.ip_address(host).is_loopback
+
+
+def is_address(host: str) -> bool:
+    """An IP address, which needs no DNS and so cannot be rebound."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True
 
 
 class Guard:
@@ -136,8 +142,13 @@ class Guard:
         origin = head.header("origin").rstrip("/").lower()
         if "*" in self._origins or origin in self._origins:
             return True
-        host = origin.partition("://")[2]
-        return bool(host) and (host == head.header("host").lower() or (self._is_local and is_loopback(host_of(host))))
+        netloc = origin.partition("://")[2]
+        host = host_of(netloc)
+        if self._is_local and is_loopback(host):
+            return True
+        # A page of our own. A name proves nothing without a key: it may have been pointed here a moment ago.
+        is_ours = bool(self._keys) or host in self._hosts or is_address(host)
+        return bool(host) and is_ours and netloc == head.header("host").lower()
 
 
 def host_of(netloc: str) -> str:

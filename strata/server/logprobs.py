@@ -9,7 +9,8 @@ import codecs
 import math
 from collections.abc import Sequence
 
-from strata.messages import TokenLogprob, Tokens
+from strata.messages import TokenLogprob
+from strata.server.prompts import Prompt
 from strata.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # JSON has no -inf; OpenAI writes this
@@ -40,36 +41,39 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> dict
 
 
 class CompletionLogprobs:
-    """The lists of one choice, taken in pieces: ``text_offset`` goes on from one piece to the next."""
+    """The lists of one choice, taken in pieces: ``text_offset`` goes on from one piece to the next, over the text that is shown."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, keep_special: bool) -> None:
         self._tokenizer = tokenizer
+        self._keep_special = keep_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def prompt(self, prompt: Tokens, entries: Sequence[TokenLogprob]) -> dict[str, list[object]]:
+    def prompt(self, prompt: Prompt, entries: Sequence[TokenLogprob]) -> dict[str, list[object]]:
         """Of the echoed prompt: its first token has no logprob, the others one each."""
         lists = self._lists()
-        self._add(lists, prompt[0], None)
-        for token, entry in zip(prompt[1:], entries):
-            self._add(lists, token, entry)
+        first, *others = prompt.tokens
+        self._add(lists, first, None, prompt.text.startswith(self._tokenizer.decode([first])))
+        for token, entry in zip(others, entries):
+            self._add(lists, token, entry, True)
         return lists
 
     def answer(self, entries: Sequence[TokenLogprob]) -> dict[str, list[object]]:
         lists = self._lists()
         for entry in entries:
-            self._add(lists, entry.token, entry)
+            self._add(lists, entry.token, entry, self._keep_special or not self._tokenizer.is_special(entry.token))
         return lists
 
     @staticmethod
     def _lists() -> dict[str, list[object]]:
         return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
-    def _add(self, lists: dict[str, list[object]], token: int, entry: TokenLogprob | None) -> None:
+    def _add(self, lists: dict[str, list[object]], token: int, entry: TokenLogprob | None, is_shown: bool) -> None:
         name = token_name(self._tokenizer, token)
         lists["tokens"].append(name)
         lists["text_offset"].append(self._offset)
-        self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token)))
+        if is_shown:
+            self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token)))
         if entry is None:
             lists["token_logprobs"].append(None)
             lists["top_logprobs"].append(None)

@@ -18,7 +18,7 @@ QUIET = frozenset({"/", "/health", "/ready", "/metrics", "/slots", "/v1/status",
 
 
 def write_line(exchange: Exchange, seconds: float, log_format: str) -> None:
-    level = logging.DEBUG if exchange.route in QUIET and exchange.status == 200 else logging.INFO
+    level = logging.DEBUG if exchange.route in QUIET and exchange.status in (200, 503) else logging.INFO
     if log.isEnabledFor(level):
         facts = request_facts(exchange, seconds)
         log.log(level, "%s", orjson.dumps(facts).decode() if log_format == "json" else as_text(facts))

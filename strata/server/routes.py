@@ -6,7 +6,6 @@ GET without the body; OPTIONS is CORS' and needs no key. What is not in the tabl
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -61,6 +60,7 @@ class Routes:
 
     def begin(self, exchange: Exchange) -> None:
         """Route and guard, before the body is read. Raises ``StrataError``, which is answered with the headers set here."""
+        exchange.began = self._site.clock()
         head, guard = exchange.head, self._site.guard
         exchange.headers = (("X-Request-ID", head.id), *guard.cors_headers(head))
         guard.check_source(head)
@@ -73,7 +73,7 @@ class Routes:
 
     def finished(self, exchange: Exchange) -> None:
         """Count the request, and log it now or when the last of its choices has ended."""
-        seconds = asyncio.get_running_loop().time() - exchange.began
+        seconds = self._site.clock() - exchange.began if exchange.began is not None else 0.0
         self._site.metrics.http_request(exchange.route, exchange.status, seconds)
         write = partial(requestlog.write_line, exchange, seconds, self._site.settings.log_format)
         if exchange.entry.open:

@@ -7,6 +7,7 @@ the model is there. Nothing else here changes.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ class Manager(Protocol):
     """
 
     def submit(self, request: Request, deliver: Callable[[RequestEvent], None], packed: bytes) -> None:
-        """``packed``: ``strata.slots.match.pack(request.prompt)``. Raises ``QueueFull``, ``Draining``, ``EngineDead`` or
+        """``packed``: ``strata.slots.pack(request.prompt)``. Raises ``QueueFull``, ``Draining``, ``EngineDead`` or
         ``ClientError``; then ``deliver`` is never called."""
 
     def cancel(self, request_id: str) -> None:
@@ -72,7 +73,10 @@ class Service:
 
 @dataclass(slots=True)
 class Site:
-    """The server as the routes see it. ``executor`` runs what is too long for the loop thread: tokenising, templates, big JSON."""
+    """The server as the routes see it. ``executor`` runs what is too long for the loop thread: tokenising, templates, big JSON.
+
+    ``clock``: monotonic seconds for everything that is measured; not the loop's, which counts whole milliseconds in uvloop.
+    """
 
     settings: Settings
     metrics: Metrics
@@ -80,7 +84,11 @@ class Site:
     guard: Guard
     service: Service | None = None
     is_draining: bool = False
-    started: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    clock: Callable[[], float] = time.monotonic
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
 
     @property
     def fingerprint(self) -> str:

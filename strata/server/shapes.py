@@ -101,8 +101,8 @@ def timings_object(usages: Sequence[Usage], generated: int) -> dict[str, object]
     """llama.cpp's names. Of several choices: counts add up, times are the longest one's."""
     cached = sum(usage.cached for usage in usages)
     read = sum(usage.prompt for usage in usages) - cached
-    prompt_ms = max(usage.prompt_s for usage in usages) * 1e3
-    predicted_ms = max(usage.decode_s for usage in usages) * 1e3
+    prompt_ms = round(max(usage.prompt_s for usage in usages) * 1e3, 3)
+    predicted_ms = round(max(usage.decode_s for usage in usages) * 1e3, 3)
     # The first token belongs to the prompt's time: the rate is that of the tokens after it.
     later = generated - len(usages)
     return {
@@ -119,4 +119,4 @@ def timings_object(usages: Sequence[Usage], generated: int) -> dict[str, object]
 
 
 def _rate(count: int, milliseconds: float) -> float:
-    return count / milliseconds * 1e3 if milliseconds > 0 and count > 0 else 0.0
+    return round(count / milliseconds * 1e3, 3) if milliseconds > 0 and count > 0 else 0.0

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -117,7 +116,7 @@ async def v1_status(site: Site, exchange: Exchange) -> None:
     status: dict[str, object] = {
         "service": "strata",
         "version": __version__,
-        "uptime_seconds": asyncio.get_running_loop().time() - site.started,
+        "uptime_seconds": site.clock() - site.started,
         "loaded": site.service is not None,
         "draining": site.is_draining,
     }

@@ -71,7 +71,7 @@ class StreamedAnswer(Answer):
         if not self.output.progress:
             return
         self._open_choice(choice)
-        elapsed = (self._loop.time() - self.exchange.began) * 1e3
+        elapsed = (self.site.clock() - self._began) * 1e3
         progress = {"total": event.total, "cache": event.cached, "processed": event.read, "time_ms": round(elapsed)}
         self._out.append(
             self._chunks.choice(self.style.chunk_choice(choice.index, None, {}), {"prompt_progress": progress})

@@ -203,7 +203,7 @@ class World:
         self.machine = SlotMachine(self.engine.facts, self.policy)
         self.manager = SlotManager(self.machine, self.engine, loop.time)
         self.manager.start(loop)
-        self.site = Site(self.settings, self.metrics, InlineExecutor(), Guard(self.settings, read_keys(self.settings)))
+        self.site = Site(self.settings, self.metrics, InlineExecutor(), Guard(self.settings, read_keys(self.settings)), clock=loop.time)
         self.routes = Routes(self.site)
         if self.loaded:
             self.load()

@@ -132,6 +132,16 @@ async def test_echo_and_logprobs_score_a_prompt_without_generating() -> None:
     assert body["usage"]["completion_tokens"] == 0
 
 
+async def test_offsets_count_only_the_text_that_is_shown() -> None:
+    body = {"prompt": [1, *tokens("ab é")], "echo": True, "max_tokens": 20, "logprobs": 0, "skip_special_tokens": True}
+    [choice] = (await World().post(PATH, body)).json["choices"]
+    assert choice["text"] == "<s>ab éhello world"
+    logprobs = choice["logprobs"]
+    for name, offset in zip(logprobs["tokens"], logprobs["text_offset"]):
+        assert name.startswith("bytes:") or name == "</s>" or choice["text"][offset:].startswith(name)
+    assert logprobs["text_offset"][-1] == len(choice["text"])
+
+
 async def test_echo_in_front_of_a_stream() -> None:
     events = (await World().post(PATH, {"prompt": "one ", "echo": True, "stream": True, "max_tokens": 5})).events
     assert events[0]["choices"][0]["text"] == "one "

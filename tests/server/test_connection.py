@@ -52,6 +52,13 @@ async def test_http_1_0_without_host() -> None:
     assert status == 200 and client.transport.is_closed
 
 
+async def test_http_1_0_stream_ends_with_the_connection() -> None:
+    body = b'{"prompt": "x", "stream": true, "max_tokens": 3}'
+    status, client = await status_of(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    assert status == 200 and client.transport.is_closed
+    assert b"chunked" not in client.transport.sent.lower() and client.transport.sent.endswith(b"\n\ndata: [DONE]\n\n")
+
+
 async def test_chunked_body_in_three_chunks() -> None:
     body = b'5\r\n{"con\r\n7\r\ntent":"\r\n4\r\nhi"}\r\n0\r\n\r\n'
     status, client = await status_of(post(body, b"Transfer-Encoding: chunked"))

@@ -175,6 +175,17 @@ async def test_pages_of_strangers_cannot_post_without_a_key(origin: str, status:
     assert answer.status == status
 
 
+@pytest.mark.parametrize("host, status", [("192.0.2.7:8080", 200), ("gpu.example:8080", 200), ("rebound.example:8080", 403)])
+async def test_a_page_of_our_own_on_an_open_network(host: str, status: int) -> None:
+    settings = Settings(batch=4, host="0.0.0.0", allow_remote_without_key=True, allowed_hosts=("gpu.example", "*"))
+    world = World(settings=settings)
+    client = world.connect()
+    head = f"POST /tokenize HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\nContent-Length: 15\r\n\r\n"
+    client.send(head.encode() + b'{"content":"x"}')
+    await settle()
+    assert client.transport.sent.startswith(b"HTTP/1.1 %d" % status)
+
+
 # ---------------------------------------------------------------- the server about itself
 
 
