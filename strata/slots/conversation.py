@@ -15,9 +15,14 @@ from strata.slots.states import ConversationEvent, ConversationState
 
 
 class Conversation:
-    """Owned by ``Memory``. ``slot``: its seat, if it has one. ``claimed``: a request owns it, so nobody else may continue or evict it."""
+    """Owned by ``Memory``. ``slot``: its seat, if it has one. ``claimed``: a request owns it, so nobody else may continue or evict it.
 
-    __slots__ = ("id", "tenant", "key", "anchor", "tokens", "pages", "snapshots", "state", "slot", "claimed", "used", "host", "_table")
+    ``indexed``: how many tokens the prefix index has (the whole prompt from the moment the request sits, so that others can wait for it).
+    """
+
+    __slots__ = (
+        "id", "tenant", "key", "anchor", "tokens", "pages", "snapshots", "state", "slot", "claimed", "used", "host", "indexed", "_table",
+    )
 
     def __init__(self, number: int, tenant: str, key: str) -> None:
         self.id = number
@@ -32,6 +37,7 @@ class Conversation:
         self.claimed = True
         self.used = 0.0
         self.host = 0
+        self.indexed = 0
         self._table: Tokens | None = None
 
     def step(self, event: ConversationEvent) -> None:

@@ -112,7 +112,7 @@ class Desk:
         is_lost = slot.outcome is Outcome.DROP
         if conversation.tokens and slot.outcome is Outcome.HOLD and not run.one_shot:
             conversation.step(ConversationEvent.HOLD)
-            self.memory.index.put(conversation.id, conversation.tokens.tobytes())
+            self.memory.index_tokens(conversation)
             slot.step(SlotEvent.HOLD)
             return
         slot.step(SlotEvent.CLEAR)

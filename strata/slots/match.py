@@ -19,7 +19,7 @@ def pack(tokens: Iterable[int]) -> bytes:
     return array("i", tokens).tobytes()
 
 
-def common_tokens(packed: bytes, start: int, edge: bytes) -> int:
+def common_tokens(packed: bytes, start: int, edge: bytes | bytearray) -> int:
     """How many tokens ``packed`` from byte ``start`` and ``edge`` have in common at their beginning."""
     low, high = 0, min(len(packed) - start, len(edge)) // WIDTH
     while low < high:
@@ -35,18 +35,18 @@ def common_tokens(packed: bytes, start: int, edge: bytes) -> int:
 class _Node:
     __slots__ = ("edge", "parent", "children", "owners")
 
-    def __init__(self, edge: bytes, parent: _Node | None, owners: set[int]) -> None:
-        self.edge = edge
+    def __init__(self, edge: bytes | bytearray, parent: _Node | None) -> None:
+        self.edge = bytearray(edge)
         self.parent = parent
         self.children: dict[bytes, _Node] = {}
-        self.owners = owners
+        self.owners: set[int] = set()
 
 
 class PrefixIndex:
     """Owners (conversation ids) by their token histories."""
 
     def __init__(self) -> None:
-        self._root = _Node(b"", None, set())
+        self._root = _Node(b"", None)
         self._leaves: dict[int, _Node] = {}
 
     def __contains__(self, owner: int) -> bool:
@@ -59,7 +59,7 @@ class PrefixIndex:
         """(common length in tokens, owners that have exactly that much in common), longest first; 0 is left out."""
         levels: list[tuple[int, list[int]]] = []
         depth, outer = 0, self._root
-        for node, common in self._walk(packed):
+        for node, common in self._walk(self._root, packed):
             if depth:
                 levels.append((depth, sorted(outer.owners - node.owners)))
             depth, outer = depth + common, node
@@ -69,25 +69,15 @@ class PrefixIndex:
 
     def put(self, owner: int, packed: bytes) -> None:
         """Set (or replace) the history of ``owner``."""
-        path, depth = [self._root], 0
-        for node, common in self._walk(packed):
-            if common * WIDTH < len(node.edge):
-                node = self._split(node, common)
-            path.append(node)
-            depth += common
-        if depth * WIDTH < len(packed):
-            rest = packed[depth * WIDTH:]
-            leaf = _Node(rest, path[-1], set())
-            path[-1].children[rest[:WIDTH]] = leaf
-            path.append(leaf)
-        for node in path[1:]:
-            node.owners.add(owner)
-        old = self._leaves.get(owner)
-        self._leaves[owner] = path[-1]
+        path, old = self._insert(owner, self._root, packed)
         if old is not None:
             self._prune(old, owner, set(path))
-        if len(path) > 2:
-            self._merge(path[-2])
+        self._merge(path[-1].parent)
+
+    def extend(self, owner: int, packed: bytes) -> None:
+        """Append to the history of ``owner``."""
+        path, _ = self._insert(owner, self._leaves[owner], packed)
+        self._merge(path[-1].parent)
 
     def remove(self, owner: int) -> None:
         """Forget ``owner``; unknown ones are ignored."""
@@ -95,9 +85,9 @@ class PrefixIndex:
         if leaf is not None:
             self._prune(leaf, owner, {self._root})
 
-    def _walk(self, packed: bytes) -> Iterator[tuple[_Node, int]]:
+    def _walk(self, node: _Node, packed: bytes) -> Iterator[tuple[_Node, int]]:
         """The nodes along ``packed`` with the tokens of their edges that agree; only the last one may agree in part."""
-        node, at = self._root, 0
+        at = 0
         while True:
             child = node.children.get(packed[at:at + WIDTH])
             if child is None:
@@ -109,15 +99,40 @@ class PrefixIndex:
                 return
             node, at = child, at + len(child.edge)
 
-    def _split(self, node: _Node, tokens: int) -> _Node:
-        """Cut ``node``'s edge after ``tokens``; returns the new upper node (the lower one keeps the old identity)."""
-        assert node.parent is not None
+    def _insert(self, owner: int, start: _Node, packed: bytes) -> tuple[list[_Node], _Node | None]:
+        """Make ``owner`` end ``packed`` below ``start``; returns the nodes from ``start`` to its leaf, and its former leaf."""
+        path, at = [start], 0
+        for node, common in self._walk(start, packed):
+            if common * WIDTH < len(node.edge):
+                self._split(node, common)
+            path.append(node)
+            at += common * WIDTH
+        if at < len(packed):
+            leaf = _Node(packed[at:], path[-1])
+            path[-1].children[packed[at:at + WIDTH]] = leaf
+            path.append(leaf)
+        for node in path[1:]:
+            node.owners.add(owner)
+        old = self._leaves.get(owner)
+        self._leaves[owner] = path[-1]
+        return path, old
+
+    def _split(self, node: _Node, tokens: int) -> None:
+        """Cut ``node``'s edge after ``tokens``; what follows becomes its only child."""
         cut = tokens * WIDTH
-        upper = _Node(node.edge[:cut], node.parent, set(node.owners))
-        node.parent.children[upper.edge[:WIDTH]] = upper
-        node.edge, node.parent = node.edge[cut:], upper
-        upper.children[node.edge[:WIDTH]] = node
-        return upper
+        lower = _Node(node.edge[cut:], node)
+        del node.edge[cut:]
+        lower.children, node.children = node.children, {bytes(lower.edge[:WIDTH]): lower}
+        lower.owners = set(node.owners)
+        self._adopt(lower, node)
+
+    def _adopt(self, node: _Node, former: _Node) -> None:
+        """What hung on ``former`` (children, owners that end there) hangs on ``node`` now."""
+        for child in node.children.values():
+            child.parent = node
+        for owner in node.owners:
+            if self._leaves.get(owner) is former:
+                self._leaves[owner] = node
 
     def _prune(self, node: _Node, owner: int, keep: set[_Node]) -> None:
         """Take ``owner`` off the path above ``node`` until a node of ``keep``; nodes without owners go."""
@@ -126,24 +141,20 @@ class PrefixIndex:
             assert parent is not None
             node.owners.discard(owner)
             if not node.owners:
-                del parent.children[node.edge[:WIDTH]]
+                del parent.children[bytes(node.edge[:WIDTH])]
             else:
                 self._merge(node)
             node = parent
         self._merge(node)
 
-    def _merge(self, node: _Node) -> None:
+    def _merge(self, node: _Node | None) -> None:
         """Join ``node`` with its only child where both have the same owners."""
-        if node.parent is None or len(node.children) != 1:
+        if node is None or node.parent is None or len(node.children) != 1:
             return
         (child,) = node.children.values()
         if len(child.owners) != len(node.owners):
             return
         node.edge += child.edge
         node.children = child.children
-        for grandchild in node.children.values():
-            grandchild.parent = node
-        for owner in node.owners:
-            if self._leaves.get(owner) is child:
-                self._leaves[owner] = node
+        self._adopt(node, child)
         child.parent, child.children = None, {}

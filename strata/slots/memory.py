@@ -13,7 +13,7 @@ from strata.messages import CopyDone, EngineFacts, PageCopy
 from strata.slots.conversation import Conversation
 from strata.slots.events import Command, IllegalEvent
 from strata.slots.host import HostStore
-from strata.slots.match import PrefixIndex
+from strata.slots.match import WIDTH, PrefixIndex
 from strata.slots.pages import PageAllocator
 from strata.slots.policy import SlotPolicy, eviction_key
 from strata.slots.slot import Slot
@@ -101,7 +101,7 @@ class Memory:
         else:
             idle.sort(key=lambda one: eviction_key(len(one.tokens), one.used, now, self.policy.expire_s))
         # A history whose pages are all borrowed frees nothing by itself: it goes only when nothing better is left.
-        return next((one for one in idle if self.pages.num_exclusive(one.pages)), idle[0] if idle else None)
+        return next((one for one in idle if self.pages.has_exclusive(one.pages)), idle[0] if idle else None)
 
     def unseat(self, conversation: Conversation, keep: bool) -> None:
         """Take a held conversation out of its seat: onto the shelf, or out where there is none (``keep`` False)."""
@@ -226,6 +226,20 @@ class Memory:
             self._last_id += 1
             self.out.append(PageCopy(self._last_id, "drop", conversation.host))
             self.host.remove(conversation)
+
+    def index_text(self, conversation: Conversation, packed: bytes) -> None:
+        """Make the conversation findable by a text that it is about to have read."""
+        self.index.put(conversation.id, packed)
+        conversation.indexed = len(packed) // WIDTH
+
+    def index_tokens(self, conversation: Conversation) -> None:
+        """Make the conversation findable by exactly what it holds; usually only the answer is new."""
+        length = len(conversation.tokens)
+        if length < conversation.indexed:
+            self.index.put(conversation.id, conversation.tokens.tobytes())
+        else:
+            self.index.extend(conversation.id, conversation.tokens[conversation.indexed:].tobytes())
+        conversation.indexed = length
 
     def cut_to_resume_point(self, conversation: Conversation) -> None:
         """Forget what could not be resumed anyway, because the state at the live end goes with the seat."""

@@ -60,8 +60,12 @@ class PageAllocator:
 
     def num_exclusive(self, pages: Iterable[int]) -> int:
         """How many of these pages would become free if their one owner let go."""
+        return list(map(self.refs.__getitem__, pages)).count(1)
+
+    def has_exclusive(self, pages: Sequence[int]) -> bool:
+        """Whether any would; what is shared is the beginning, so the end is looked at first."""
         refs = self.refs
-        return sum(1 for page in pages if refs[page] == 1)
+        return any(refs[page] == 1 for page in reversed(pages))
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Raises ``AssertionError`` unless the counts are what these page tables, all there are, add up to."""

@@ -204,7 +204,7 @@ class Seating:
         placement, size = run.request.placement, self.memory.facts.page_tokens
         conversation = self.memory.new(placement.tenant, placement.key)
         conversation.set_pages(shared)
-        conversation.tokens.frombytes(run.packed_text()[:source.resume * WIDTH])
+        conversation.tokens.frombytes(memoryview(run.packed_text())[:source.resume * WIDTH])
         if source.conversation is not None:
             points = source.conversation.snapshots
             conversation.snapshots = [point for point in points if point <= source.resume and point % size == 0]
@@ -214,7 +214,7 @@ class Seating:
         request = run.request
         conversation.claimed, conversation.slot, conversation.anchor = True, slot.id, request.anchor
         conversation.key = request.placement.key or conversation.key
-        self.memory.index.put(conversation.id, run.packed_text())
+        self.memory.index_text(conversation, run.packed_text())
         run.state = states.step(states.REQUEST, run.state, RequestEvent.SEAT)
         run.conversation, run.slot, run.waits_for = conversation, slot, None
         run.submitted = len(conversation.tokens)

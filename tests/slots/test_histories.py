@@ -27,7 +27,7 @@ policies = st.builds(
 )
 placements = st.builds(
     Placement, slot=st.sampled_from([None, None, 0, 3]), key=st.sampled_from(["", "", "k", "l"]),
-    tenant=st.sampled_from(["", "", "t"]), reuse=st.sampled_from([True, True, True, False]), keep=st.sampled_from([True, True, True, False]),
+    tenant=st.sampled_from(["", "", "t"]), reuse=st.sampled_from([True, True, False]), keep=st.sampled_from([True, True, True, False]),
 )
 
 

@@ -1,0 +1,55 @@
+"""The page allocator: counts, sharing, and books that notice when they are wrong."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from strata.slots.pages import OutOfPages, PageAllocator
+
+
+def test_a_shared_page_is_free_when_its_last_owner_lets_go() -> None:
+    pages = PageAllocator(4)
+    mine = pages.allocate(3)
+    pages.share(mine[:2])
+    assert pages.num_exclusive(mine) == 1 and pages.has_exclusive(mine) and not pages.has_exclusive(mine[:2])
+    pages.release(mine)
+    assert pages.num_free == 2
+    pages.release(mine[:2])
+    assert pages.num_free == 4
+
+
+def test_too_many_pages_are_refused_and_none_is_taken() -> None:
+    pages = PageAllocator(2)
+    with pytest.raises(OutOfPages, match="3 pages wanted, 2 of 2 free"):
+        pages.allocate(3)
+    assert pages.num_free == 2
+
+
+def test_misuse_is_noticed() -> None:
+    pages = PageAllocator(2)
+    with pytest.raises(ValueError, match="is free"):
+        pages.share([0])
+    (page,) = pages.allocate(1)
+    with pytest.raises(AssertionError, match="1 references counted and 0"):
+        pages.check_integrity([])
+    with pytest.raises(AssertionError, match="twice"):
+        pages.check_integrity([[page, page]])
+    pages.check_integrity([[page]])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["new", "borrow", "drop"]), st.integers(0, 5), st.integers(0, 5)), max_size=40))
+def test_counts_are_those_of_the_tables(steps: list[tuple[str, int, int]]) -> None:
+    pages, tables = PageAllocator(12), list[list[int]]()
+    for action, which, count in steps:
+        if action == "new" and count <= pages.num_free:
+            tables.append(pages.allocate(count))
+        elif action == "borrow" and tables:
+            part = tables[which % len(tables)][:count]
+            pages.share(part)
+            tables.append(part)
+        elif action == "drop" and tables:
+            pages.release(tables.pop(which % len(tables)))
+        pages.check_integrity(tables)
+        assert pages.num_free == 12 - len({page for table in tables for page in table})
