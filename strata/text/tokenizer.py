@@ -80,8 +80,10 @@ class Tokenizer:
         try:
             # The batch call is the one that lets go of the interpreter lock; `encode` holds it (3 s for 4 MB).
             return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
-        except (UnicodeEncodeError, TypeError):
-            raise ClientError("The text is not valid Unicode: it holds a lone surrogate.") from None
+        except TypeError:  # its way to refuse a string that has no UTF-8 form
+            if any("\ud800" <= char <= "\udfff" for char in text):
+                raise ClientError("The text is not valid Unicode: it holds a lone surrogate.") from None
+            raise
 
     def add_special(self, ids: list[int]) -> list[int]:
         """``ids`` with BOS in front and EOS behind where the model wants them and they are not there already."""

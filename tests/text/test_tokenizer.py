@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from strata.errors import ClientError
 from strata.text.tokenizer import Tokenizer
+from strata.weights.gguf import GGUFFile
 from tests.text.vocabularies import CONTROL, DATA, UNUSED, USER_DEFINED, bpe_metadata, byte_symbols, smollm2_tokenizer, texts
 
 GOLDENS = json.loads((DATA / "smollm2-tokenizer.json").read_text(encoding="utf-8"))
@@ -150,3 +151,12 @@ def test_several_threads_get_what_one_gets() -> None:
     with ThreadPoolExecutor(8) as pool:
         got = list(pool.map(lambda golden: tokenizer.encode(golden["text"], add_special=False, parse_special=False), GOLDENS * 4))
     assert got == wanted
+
+
+@pytest.mark.parametrize("name", ["tiny/llama-iq3s.gguf", "golden/qwen2.gguf"])
+def test_metadata_as_the_file_reader_gives_it(name: str) -> None:
+    file = GGUFFile.open(DATA / name)
+    tokenizer = Tokenizer.from_metadata(file.metadata)
+    file.close()
+    text = "héllo 世界 1234"
+    assert tokenizer.decode(tokenizer.encode(text, add_special=False, parse_special=False)) == text
