@@ -6,7 +6,7 @@
 // that a lane's weights lie together; the activations' words are picked the same way, and an integer sum does not care.
 // Activation rows from count on repeat the last one and are not stored.
 //
-// matmul         y float32 [count, rows] = x W^T (+ bias); grid: rows / 16 x count / (8 TILES)
+// matmul         y float32 [count, y_width], columns y_first and on = x W^T (+ bias); grid: rows / 16 x count / (8 TILES)
 // matmul_swiglu  W has interleaved rows (gate, up); activations out, int8: silu(gate) * up; grid: rows / 64 x count / (8 TILES)
 #include "strata.cuh"
 #include "product.cuh"
@@ -116,7 +116,7 @@ __device__ __forceinline__ void multiply_tile(const Weights& w, const Activation
 template <class L, int TILES>
 __global__ void __launch_bounds__(THREADS, 1) matmul(
     const u8* weight_codes, const u16* weight_scales, const u8* weight_steps, const u32* grid, float unit, int rows, int width,
-    const i8* codes, const u32* meta, int count, const float* bias, int has_bias, float* y) {
+    const i8* codes, const u32* meta, int count, const float* bias, int has_bias, float* y, int y_width, int y_first) {
   struct Shared { u32 grid[L::Codes::GRID]; Reduction<TILES> reduction; float tile[8 * TILES][TILE_ROWS]; };
   SHARED(Shared, shared);
   Weights w = {weight_codes, weight_scales, weight_steps, load_grid<L>(grid, shared.grid), unit, width};
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(THREADS, 1) matmul(
     int r = i % TILE_ROWS, c = i / TILE_ROWS;
     if (row + r < rows && first + c < count) {
       float sum = shared.tile[c][r];
-      y[(i64)(first + c) * rows + row + r] = has_bias ? sum + bias[row + r] : sum;
+      y[(i64)(first + c) * y_width + y_first + row + r] = has_bias ? sum + bias[row + r] : sum;
     }
   }
 }

@@ -4,7 +4,7 @@
 // weights are read and decoded once for all of them. COLUMNS activation rows are computed; those from count on repeat the last
 // one and are not stored. Two weight rows share the activations' loads, which are the larger half at one row.
 //
-// matvec         y float32 [count, rows] = x W^T (+ bias); grid: rows / 16 blocks
+// matvec         y float32 [count, y_width], columns y_first and on = x W^T (+ bias); grid: rows / 16 blocks
 // matvec_swiglu  W has interleaved rows (gate, up); activations out, int8: silu(gate) * up; grid: rows / 64 blocks
 #include "strata.cuh"
 #include "product.cuh"
@@ -48,7 +48,7 @@ __device__ __forceinline__ void dot_rows(const Weights& w, const Activations& x,
 template <class L, int COLUMNS>
 __global__ void __launch_bounds__(THREADS) matvec(
     const u8* weight_codes, const u16* weight_scales, const u8* weight_steps, const u32* grid, float unit, int rows, int width,
-    const i8* codes, const u32* meta, int count, const float* bias, int has_bias, float* y) {
+    const i8* codes, const u32* meta, int count, const float* bias, int has_bias, float* y, int y_width, int y_first) {
   struct Shared { u32 grid[L::Codes::GRID]; };
   SHARED(Shared, shared);
   Weights w = {weight_codes, weight_scales, weight_steps, load_grid<L>(grid, shared.grid), unit, width};
@@ -59,8 +59,9 @@ __global__ void __launch_bounds__(THREADS) matvec(
   if (lane_id() != 0) return;
   for (int c = 0; c < COLUMNS; c++) {
     if (c < count) {
-      y[(i64)c * rows + row0] = has_bias ? sum[0][c] + bias[row0] : sum[0][c];
-      if (row0 + 1 < rows) y[(i64)c * rows + row1] = has_bias ? sum[1][c] + bias[row1] : sum[1][c];
+      float* to = y + (i64)c * y_width + y_first;
+      to[row0] = has_bias ? sum[0][c] + bias[row0] : sum[0][c];
+      if (row0 + 1 < rows) to[row1] = has_bias ? sum[1][c] + bias[row1] : sum[1][c];
     }
   }
 }

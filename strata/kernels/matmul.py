@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from strata.devices.base import Buffer, Device, KernelName, Launch, Stream
 from strata.kernels import matvec as few
-from strata.kernels.check import Shapes, ceil_div, int32
-from strata.kernels.matvec import SWIGLU_ROWS, THREADS, TILE_ROWS, check_product, check_swiglu
+from strata.kernels.check import ceil_div, int32
+from strata.kernels.matvec import SWIGLU_ROWS, THREADS, TILE_ROWS, check_output, check_swiglu
 from strata.kernels.tensors import Activations, Matrix
 
 TILES = (1, 2, 3, 4)
@@ -26,13 +24,11 @@ def kernel_name(layout: str, count: int, swiglu: bool = False) -> KernelName:
     return KernelName("matmul", f"matmul{'_swiglu' if swiglu else ''}<{layout}, {tiles_for(count)}>")
 
 
-def matmul(device: Device, matrix: Matrix, x: Activations, y: Buffer, stream: Stream) -> None:
-    """``y`` float32 [count, rows] = x W^T + bias, any number of rows from 1."""
-    shapes = Shapes("matmul", count=x.count, rows=matrix.rows)
-    check_product("matmul", matrix, x)
-    shapes.match("y", y, np.float32, "count", "rows")
+def matmul(device: Device, matrix: Matrix, x: Activations, y: Buffer, stream: Stream, first: int = 0) -> None:
+    """``y`` float32 [count, any], its columns from ``first`` on = x W^T + bias, any number of rows from 1."""
+    output = check_output("matmul", matrix, x, y, first)
     grid = (ceil_div(matrix.rows, TILE_ROWS), ceil_div(x.count, TILE * tiles_for(x.count)), 1)
-    arguments = [*matrix.arguments(), x.codes, x.meta, int32(x.count), *matrix.bias_arguments(), y]
+    arguments = [*matrix.arguments(), x.codes, x.meta, int32(x.count), *matrix.bias_arguments(), *output]
     device.launch(Launch(kernel_name(matrix.layout, x.count), grid, THREADS), arguments, stream)
 
 
@@ -55,9 +51,9 @@ def linear_name(layout: str, count: int, swiglu: bool = False) -> KernelName:
     return (few.kernel_name if uses_matvec(layout, count) else kernel_name)(layout, count, swiglu)
 
 
-def linear(device: Device, matrix: Matrix, x: Activations, y: Buffer, stream: Stream) -> None:
-    """``y`` float32 [count, rows] = x W^T + bias."""
-    (few.matvec if uses_matvec(matrix.layout, x.count) else matmul)(device, matrix, x, y, stream)
+def linear(device: Device, matrix: Matrix, x: Activations, y: Buffer, stream: Stream, first: int = 0) -> None:
+    """``y`` float32 [count, any], its columns from ``first`` on = x W^T + bias."""
+    (few.matvec if uses_matvec(matrix.layout, x.count) else matmul)(device, matrix, x, y, stream, first)
 
 
 def linear_swiglu(device: Device, matrix: Matrix, x: Activations, out: Activations, stream: Stream) -> None:
