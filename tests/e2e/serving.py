@@ -1,0 +1,151 @@
+"""A real server in the test's loop, and a tap on the way to its engine.
+
+``serving`` starts ``strata.app.Server`` on a free port with a committed model of random weights: a token takes some milliseconds.
+The tap sees every window that the slot
+machine sends, in order with the cancellations, and can hold windows back: so tests wait for events and never for time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from strata.app import Server
+from strata.config import Settings
+from strata.messages import Window
+from strata.slots import MachineView, SlotManager
+from tests.e2e.client import Call, Result, Stream
+
+DATA = Path(__file__).parent.parent / "data"
+TINY = DATA / "tiny" / "llama-iq3s.gguf"
+VOCABULARY = 512
+CONTEXT = 1024
+SMALLEST_GAP = 0.01  # nats between the two best tokens; below it another order of sums may choose the other one
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+@asynccontextmanager
+async def serving(model: Path = TINY, **settings: Any) -> AsyncIterator[Served]:
+    """A server on a free port of this machine, ready, and stopped at the end without waiting for anybody."""
+    server = Server(Settings(**{"model": model, "port": 0, "context": CONTEXT, "drain_timeout_s": 0.0, **settings}))
+    async with server:
+        yield Served(server)
+
+
+def some_tokens(count: int, seed: int = 0) -> list[int]:
+    """``count`` token ids between the control tokens and the end of the vocabulary; different seeds differ from the first one on."""
+    return [3 + (7919 * (seed + 1) + 104729 * place * (seed + 1) + place * place) % (VOCABULARY - 3) for place in range(count)]
+
+
+# ---------------------------------------------------------------- the tap
+
+
+class Tap:
+    """Between slot manager and engine. ``log``: ("window", Window) and ("cancel", request id), in the order in which they happened."""
+
+    def __init__(self, manager: SlotManager) -> None:
+        self.log: list[tuple[str, Any]] = []
+        self._engine_submit, self._manager_cancel = manager.engine.submit, manager.cancel
+        self._held: list[Window] | None = None
+        manager.engine.submit = self._submit  # type: ignore[method-assign]
+        manager.cancel = self._cancel  # type: ignore[method-assign]
+
+    @property
+    def windows(self) -> list[Window]:
+        return [what for kind, what in self.log if kind == "window"]
+
+    def hold(self) -> None:
+        """Keep windows back from now on; the one in flight runs to its end."""
+        self._held = self._held or []
+
+    def release(self) -> None:
+        held, self._held = self._held or [], None
+        for window in held:
+            self._engine_submit(window)
+
+    def after_cancel(self, request_id: str) -> list[Window]:
+        """The windows with a row of the request that were sent after it had been cancelled."""
+        later = self.log[self.log.index(("cancel", request_id)):]
+        return [what for kind, what in later if kind == "window" and any(row.request_id == request_id for row in what.segments)]
+
+    def _submit(self, window: Window) -> None:
+        self.log.append(("window", window))
+        if self._held is not None:
+            self._held.append(window)
+        else:
+            self._engine_submit(window)
+
+    def _cancel(self, request_id: str) -> None:
+        self.log.append(("cancel", request_id))
+        self._manager_cancel(request_id)
+
+
+# ---------------------------------------------------------------- the server
+
+
+class Served:
+    """A running server and what the tests ask of it."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.url = server.url
+        manager = server._manager
+        assert manager is not None
+        self.manager = manager
+
+    def view(self) -> MachineView:
+        return self.manager.view()
+
+    def tap(self) -> Tap:
+        return Tap(self.manager)
+
+    async def call(self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> Call:
+        return await (await Call.open(self.url, method, path, body, headers)).answered()
+
+    async def get(self, path: str) -> Any:
+        """The JSON of a GET that must succeed."""
+        call = await self.call("GET", path)
+        assert call.status == 200, await call.read()
+        return await call.json()
+
+    async def complete(self, prompt: Sequence[int] | str, max_tokens: int = 16, **more: Any) -> Result:
+        """A whole completion, greedy and of full length if not said otherwise."""
+        call = await self.call("POST", COMPLETIONS, completion(prompt, max_tokens, **more))
+        assert call.status == 200, await call.read()
+        body = await call.json()
+        result = Result()
+        result.take(body, body["choices"][0])
+        return result
+
+    async def stream(self, prompt: Sequence[int] | str, max_tokens: int = 16, **more: Any) -> Stream:
+        """The same streamed; returns when the request is sent. The status is that of the first event."""
+        more = {"stream": True, "stream_options": {"include_usage": True}, **more}
+        call = await Call.open(self.url, "POST", COMPLETIONS, completion(prompt, max_tokens, **more))
+        return Stream(call)
+
+    async def until(self, condition: Callable[[MachineView], bool]) -> MachineView:
+        """Wait until ``condition(view)``, looking whenever the server has answered a request in between."""
+        while not condition(self.view()):
+            await self.get("/health")
+        return self.view()
+
+
+def completion(prompt: Sequence[int] | str, max_tokens: int, **more: Any) -> dict[str, Any]:
+    prompt = prompt if isinstance(prompt, str) else list(prompt)
+    return {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True, **more}
+
+
+async def cold(prompt: Sequence[int] | str, max_tokens: int = 16, settings: Mapping[str, Any] | None = None, **more: Any) -> Result:
+    """The same request alone on a fresh server: the oracle."""
+    async with serving(**(settings or {})) as served:
+        return await served.complete(prompt, max_tokens, **more)
+
+
+def assert_same(result: Result, oracle: Result) -> None:
+    """Equal tokens, but where the oracle's two best tokens were closer than ``SMALLEST_GAP``: from there on all may differ."""
+    for token, expected, gap in zip(result.tokens, oracle.tokens, oracle.gaps, strict=True):
+        if token != expected:
+            assert gap < SMALLEST_GAP, f"token {token} instead of {expected}, which was ahead by {gap}"
+            return
