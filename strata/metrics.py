@@ -2,7 +2,7 @@
 
 Rules. Where vLLM has a metric it carries vLLM's name, meaning, labels and buckets, so that existing dashboards work; the rest
 is ``strata_*``. Label values come from fixed sets, never from a request. A metric with ``read`` is computed at the scrape from a
-picture of the slot machine, so no gauge can go stale and no scraper disturbs another; the others are counted as things happen.
+picture of the slot machine or of the server, so no gauge goes stale and no scraper disturbs another; the others are counted.
 A request is counted once, when it ends, however it ends; only generated tokens and the times between them count as they come.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric as Family
 from prometheus_client.exposition import choose_encoder
 
@@ -20,6 +20,7 @@ from strata.messages import Usage
 
 EndReason = Literal["stop", "length", "abort", "error"]
 END_REASONS: tuple[EndReason, ...] = ("stop", "length", "abort", "error")
+REFUSALS = ("queue_full", "loading", "draining", "engine_dead", "context", "too_large", "access", "engine", "other")
 STATUS_CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx", "gone")
 
 LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
@@ -27,13 +28,15 @@ FIRST_TOKEN = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
 )
 TOKEN_GAP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 TOKENS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
 
 
 @dataclass(frozen=True)
 class Metric:
     """One metric. ``name`` as in the table of vLLM (a counter's samples end in ``_total``). ``label``: its one label, if any, and
-    ``values`` what it can say (empty: set by the code, as the route templates are). ``read``: from the machine's picture."""
+    ``values`` what it can say (empty: set by the code, as the route templates are). ``read``: its value, or values by label, from
+    the picture of ``source``; with ``is_info`` the value is 1 and what is read are the labels."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -42,7 +45,9 @@ class Metric:
     label: str = ""
     values: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
-    read: Callable[[Any], float | Mapping[str, float]] | None = None
+    read: Callable[[Any], float | Mapping[str, Any]] | None = None
+    source: Literal["machine", "server"] = "machine"
+    is_info: bool = False
 
     @property
     def is_vllm(self) -> bool:
@@ -122,7 +127,21 @@ METRICS: tuple[Metric, ...] = (
     Metric("strata_windows_in_flight", "gauge", "Windows in the engine.", "windows", read=lambda view: view.windows_in_flight),
     Metric("strata_engine_up", "gauge", "1 while the engine runs, 0 once it has stopped for good.", "",
            read=lambda view: 0 if view.dead else 1),
-    # HTTP.
+    Metric(
+        "strata_conversation_moves", "counter", "Conversations that lost their slot, went to host memory, came back from it.", "moves",
+        "kind", ("unseated", "parked", "restored"),
+        read=lambda view: {kind: getattr(view.counters, kind) for kind in ("unseated", "parked", "restored")},
+    ),
+    # The process and HTTP.
+    Metric("strata_ready", "gauge", "1 while new work is taken, as /ready says.", source="server", read=lambda server: server.is_ready),
+    Metric("strata_build_info", "gauge", "1; the labels name version and model.", source="server", is_info=True,
+           read=lambda server: server.build),
+    Metric("strata_config_info", "gauge", "1; the labels are the settings that decide about speed.", source="server", is_info=True,
+           read=lambda server: server.config),
+    Metric("strata_queue_limit", "gauge", "Requests that may wait.", "requests", source="server", read=lambda server: server.queue_limit),
+    Metric("strata_http_connections", "gauge", "Open connections.", "connections", source="server", read=lambda server: server.connections),
+    Metric("strata_loop_lag_seconds", "histogram", "How late a timer of the event loop is, once a second.", "seconds", buckets=LAG),
+    Metric("strata_refused", "counter", "Requests answered with an error, by reason.", "requests", "reason", REFUSALS),
     Metric("strata_http_requests", "counter", "HTTP requests by route template and status class (gone: the client left).", "requests",
            "route"),
     Metric("strata_http_request_seconds", "histogram", "From a request's head to the end of its answer.", "seconds", buckets=LATENCY),
@@ -130,13 +149,16 @@ METRICS: tuple[Metric, ...] = (
 
 
 class Metrics:
-    """The counters of one server, in a registry of its own. ``view``: the machine's picture, None while there is no machine."""
+    """The counters of one server, in a registry of its own, with those of the process (Linux). ``view`` and ``server`` make the
+    pictures for the scrape; None while there is none."""
 
     def __init__(self, model_name: str, version: str = "", view: Callable[[], Any] | None = None) -> None:
         self.view = view
+        self.server: Callable[[], Any] | None = None
+        self.build = {"version": version, "model_name": model_name}
         self._fixed = {"model_name": model_name, "engine": "0"}
-        self._info = {"version": version, "model_name": model_name}
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
         self._counters: dict[str, Any] = {}
         self._histograms: dict[str, Any] = {}
         for each in METRICS:
@@ -190,6 +212,13 @@ class Metrics:
         ):
             self._histograms[name].observe(value)
 
+    def refused(self, reason: str) -> None:
+        """A request was answered with an error; ``reason`` is one of ``REFUSALS``."""
+        self._counters["strata_refused"].labels(reason=reason).inc()
+
+    def loop_lag(self, seconds: float) -> None:
+        self._histograms["strata_loop_lag_seconds"].observe(seconds)
+
     def http_request(self, route: str, status: int, seconds: float) -> None:
         """``status`` 0: the client left before there was one."""
         status_class = f"{status // 100}xx" if status else "gone"
@@ -205,17 +234,17 @@ class Metrics:
 
     def collect(self) -> Iterator[Family]:
         """What is computed at the scrape (the registry calls this)."""
-        info = GaugeMetricFamily("strata_build_info", "1; version and model are its labels.", labels=list(self._info))
-        info.add_metric(list(self._info.values()), 1)
-        yield info
-        view = self.view() if self.view is not None else None
-        if view is None:
-            return
+        pictures = {source: make() for source, make in (("machine", self.view), ("server", self.server)) if make is not None}
         for metric in METRICS:
-            if metric.read is not None:
-                yield self._family(metric, metric.read(view))
+            if metric.read is not None and metric.source in pictures:
+                yield self._family(metric, metric.read(pictures[metric.source]))
 
-    def _family(self, metric: Metric, value: float | Mapping[str, float]) -> Family:
+    def _family(self, metric: Metric, value: float | Mapping[str, Any]) -> Family:
+        if metric.is_info:
+            assert isinstance(value, Mapping)
+            info = GaugeMetricFamily(metric.name, metric.help, labels=list(value))
+            info.add_metric(list(value.values()), 1)
+            return info
         fixed = self._fixed if metric.is_vllm else {}
         kind: Any = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
         family = kind(metric.name, metric.help, labels=[*fixed, *filter(None, (metric.label,))])

@@ -127,6 +127,7 @@ class Exchange:
         self.sent = 0
         self.is_started = False
         self.is_over = False
+        self.error: StrataError | None = None
         self.interruption: StrataError | None = None
         self._wire = wire
         self._failure: Callable[[StrataError], bytes] | None = None
@@ -162,6 +163,8 @@ class Exchange:
 
     def fail(self, error: StrataError) -> None:
         """Tell the client of ``error`` in the form that is still possible."""
+        if not self.is_over:
+            self.error = error
         if not self.is_started:
             self.respond(error_response(error))
         elif self._failure is not None:

@@ -13,6 +13,7 @@ import errno
 import socket
 from collections import Counter
 from collections.abc import Callable
+from typing import Protocol
 
 from strata.errors import Draining, StartError
 from strata.server.connection import Application, Connection
@@ -22,10 +23,18 @@ BACKLOG = 1024
 CLOSE_SECONDS = 1.0
 
 
-class Listener:
-    """One listening port. ``connections`` are the open ones."""
+class Served(Application, Protocol):
+    """An application that wants to know when the port opens (with a count of the open connections) and closes."""
 
-    def __init__(self, application: Application, limits: Limits) -> None:
+    def started(self, connections: Callable[[], int]) -> None: ...
+
+    def stopped(self) -> None: ...
+
+
+class Listener:
+    """One listening port."""
+
+    def __init__(self, application: Served, limits: Limits) -> None:
         self._application = application
         self._limits = limits
         self._server: asyncio.Server | None = None
@@ -41,6 +50,7 @@ class Listener:
             self._server = await loop.create_server(self._new_connection, host, port, backlog=BACKLOG)
         except OSError as error:
             raise StartError(f"cannot listen on {host}:{port}: {_advice(error)}") from error
+        self._application.started(lambda: len(self._connections))
 
     @property
     def address(self) -> tuple[str, int]:
@@ -67,6 +77,7 @@ class Listener:
         """Stop listening and close every connection; returns when they are closed."""
         if self._server is not None:
             self._server.close()
+            self._application.stopped()
         for connection in tuple(self._connections):
             connection.interrupt(Draining("the server is shutting down"))
         await self._wait_until(lambda: not self._connections, CLOSE_SECONDS)

@@ -9,9 +9,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from strata.errors import MethodNotAllowed, NotFound
+from strata.errors import (
+    ContextExceeded,
+    EngineError,
+    Forbidden,
+    HeadersTooLarge,
+    MethodNotAllowed,
+    NotFound,
+    StrataError,
+    TooLarge,
+    Unauthorized,
+)
 from strata.server import openai, requestlog, status, texts
 from strata.server.exchange import Exchange
+from strata.server.heartbeat import Heartbeat
 from strata.server.service import Site
 
 Handler = Callable[[Site, Exchange], Awaitable[None]]
@@ -46,17 +57,39 @@ ALIASES = {
 ARGUMENT = "{id}"
 
 
+def refusal(error: StrataError) -> str:
+    """The reason under which an error is counted: one of ``strata.metrics.REFUSALS``."""
+    if error.code in ("queue_full", "loading", "draining", "engine_dead"):
+        return str(error.code)
+    if isinstance(error, ContextExceeded):
+        return "context"
+    if isinstance(error, (TooLarge, HeadersTooLarge)):
+        return "too_large"
+    if isinstance(error, (Unauthorized, Forbidden)):
+        return "access"
+    return "engine" if isinstance(error, EngineError) else "other"
+
+
 class Routes:
     """The ``Application`` behind the connections."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
+        self._heartbeat = Heartbeat(site.metrics.loop_lag)
         self._handlers: dict[str, dict[str, Handler]] = {}
         for method, path, handler in TABLE:
             self._handlers.setdefault(path, {})[method] = handler
         templates = [*self._handlers, *ALIASES]
         self._exact = {path: ALIASES.get(path, path) for path in templates if ARGUMENT not in path}
         self._prefixes = {path.removesuffix(ARGUMENT): ALIASES.get(path, path) for path in templates if ARGUMENT in path}
+
+    def started(self, connections: Callable[[], int]) -> None:
+        """The listener listens; ``connections`` counts the open ones."""
+        self._site.connections = connections
+        self._heartbeat.start()
+
+    def stopped(self) -> None:
+        self._heartbeat.stop()
 
     def begin(self, exchange: Exchange) -> None:
         """Route and guard, before the body is read. Raises ``StrataError``, which is answered with the headers set here."""
@@ -75,6 +108,8 @@ class Routes:
         """Count the request, and log it now or when the last of its choices has ended."""
         seconds = self._site.clock() - exchange.began if exchange.began is not None else 0.0
         self._site.metrics.http_request(exchange.route, exchange.status, seconds)
+        if exchange.error is not None:
+            self._site.metrics.refused(refusal(exchange.error))
         write = partial(requestlog.write_line, exchange, seconds, self._site.settings.log_format)
         if exchange.entry.open:
             exchange.entry.write = write

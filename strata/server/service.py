@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from strata import __version__
 from strata.config.settings import Settings
-from strata.errors import Draining, Loading
+from strata.errors import Draining, EngineDead, Loading, Unavailable
 from strata.messages import Request, RequestEvent
 from strata.metrics import Metrics
 from strata.server.guard import Guard
@@ -71,6 +71,17 @@ class Service:
     template: ChatTemplate | None
 
 
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    """What /metrics says of the server beside the slots. ``build`` and ``config``: label values by label name."""
+
+    is_ready: bool
+    connections: int
+    queue_limit: int
+    build: Mapping[str, str]
+    config: Mapping[str, str]
+
+
 @dataclass(slots=True)
 class Site:
     """The server as the routes see it. ``executor`` runs what is too long for the loop thread: tokenising, templates, big JSON.
@@ -86,9 +97,11 @@ class Site:
     is_draining: bool = False
     clock: Callable[[], float] = time.monotonic
     started: float = field(init=False)
+    connections: Callable[[], int] = field(init=False, default=lambda: 0)
 
     def __post_init__(self) -> None:
         self.started = self.clock()
+        self.metrics.server = self.view
 
     @property
     def fingerprint(self) -> str:
@@ -106,6 +119,27 @@ class Site:
         if self.is_draining:
             raise Draining("the server is shutting down")
         return self.loaded()
+
+    def check_engine(self) -> None:
+        """Raises ``EngineDead``."""
+        if self.service is not None and self.service.manager.view().dead:
+            raise EngineDead("the engine has stopped: restart the server")
+
+    def check_ready(self) -> None:
+        """Raises ``Loading``, ``Draining`` or ``EngineDead`` where new work would be refused."""
+        self.working()
+        self.check_engine()
+
+    def view(self) -> ServerView:
+        settings = self.settings
+        try:
+            self.check_ready()
+            is_ready = True
+        except Unavailable:
+            is_ready = False
+        config = {name: str(getattr(settings, name)) for name in ("device", "batch", "kv", "chunk", "deterministic")}
+        config["context"] = str(self.service.model.context) if self.service is not None else ""
+        return ServerView(is_ready, self.connections(), settings.queue_size, self.metrics.build, config)
 
     async def off_loop(self, function: Callable[..., T], *arguments: object) -> T:
         """Run ``function`` on a worker thread; the loop goes on meanwhile."""

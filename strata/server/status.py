@@ -9,21 +9,9 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from strata import __version__
-from strata.errors import EngineDead, Unavailable
+from strata.errors import Unavailable
 from strata.server.exchange import Exchange, Response, json_response
 from strata.server.service import Service, Site
-
-
-def engine_death(site: Site) -> str:
-    """Why the engine is dead; "" while it lives or is not there yet."""
-    return str(site.service.manager.view().dead) if site.service is not None else ""
-
-
-def check_ready(site: Site) -> None:
-    """Raise ``Loading``, ``Draining`` or ``EngineDead`` where new work would be refused."""
-    site.working()
-    if engine_death(site):
-        raise EngineDead("the engine has stopped: restart the server")
 
 
 async def root(site: Site, exchange: Exchange) -> None:
@@ -31,13 +19,12 @@ async def root(site: Site, exchange: Exchange) -> None:
 
 
 async def health(site: Site, exchange: Exchange) -> None:
-    if engine_death(site):
-        raise EngineDead("the engine has stopped: restart the server")
+    site.check_engine()
     exchange.respond(json_response({"status": "ok" if site.service is not None else "loading"}))
 
 
 async def ready(site: Site, exchange: Exchange) -> None:
-    check_ready(site)
+    site.check_ready()
     exchange.respond(json_response({"status": "ready"}))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -14,7 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from strata.config.settings import Settings
 from strata.metrics import METRICS, Metrics
 from strata.messages import Usage
+from strata.server.heartbeat import Heartbeat
 from strata.server.requestlog import escaped
+from strata.slots import SlotPolicy
+from tests.clock import JumpClock
 from tests.server.harness import CONTEXT, ScriptedEngine, World, says, settle
 
 PATH = "/v1/completions"
@@ -44,10 +48,12 @@ async def test_both_expositions_parse() -> None:
 
 
 async def test_every_metric_of_the_table_is_there_with_its_help() -> None:
-    families = {family.name: family for family in parse_text((await World().get("/metrics")).body.decode())}
+    world = World()
+    await world.get("/health")
+    families = {family.name: family for family in parse_text((await world.get("/metrics")).body.decode())}
     for metric in METRICS:
         family = families[metric.name]
-        assert family.documentation == metric.help and family.type == metric.kind
+        assert family.documentation == metric.help and family.type == metric.kind and family.samples
     assert not [name for name in families if name.endswith("_created")]
 
 
@@ -81,7 +87,7 @@ async def test_two_scrapes_see_the_same() -> None:
     await world.post(PATH, {"prompt": "x"})
     first, second = await scrape(world), await scrape(world)
     assert {name for name in first if first[name] != second.get(name)} <= {
-        name for name in second if name.startswith(("strata_http_request", "strata_http_requests"))
+        name for name in second if name.startswith(("strata_http_request", "process_"))
     }
 
 
@@ -121,8 +127,47 @@ async def test_clients_cannot_make_series() -> None:
 
 
 async def test_metrics_answer_while_loading() -> None:
-    samples = await scrape(World(loaded=False))
-    assert samples["vllm:generation_tokens_total"] == 0 and "vllm:num_requests_running" not in samples
+    world = World(loaded=False)
+    samples = await scrape(world)
+    assert samples["vllm:generation_tokens_total"] == samples["strata_ready"] == 0 and "vllm:num_requests_running" not in samples
+    world.load()
+    assert (await scrape(world))["strata_ready"] == 1
+    world.site.is_draining = True
+    assert (await scrape(world))["strata_ready"] == 0
+
+
+async def test_refusals_are_counted_by_reason() -> None:
+    world = World(
+        engine=ScriptedEngine(says([], 5), CONTEXT, is_manual=True), settings=Settings(batch=1, api_key="k"),
+        policy=SlotPolicy(slots=1, queue_limit=0),
+    )
+    busy = world.connect()
+    await busy.start("POST", PATH, {"prompt": "x", "max_tokens": 9}, x_api_key="k")
+    await settle()
+    for body, key in (({"prompt": "y"}, "k"), ({"prompt": "y"}, "no"), ({"prompt": "y" * 300}, "k"), ({"prompt": "y", "n": 0}, "k")):
+        await world.post(PATH, body, x_api_key=key)
+    world.site.is_draining = True
+    await world.post(PATH, {"prompt": "y"}, x_api_key="k")
+    world.engine.fail("lost")
+    await busy.answer()
+    text = world.metrics.render("")[0].decode()
+    for reason in ("queue_full", "access", "context", "other", "draining", "engine"):
+        assert f'strata_refused_total{{reason="{reason}"}} 1.0' in text
+    assert 'strata_refused_total{reason="too_large"} 0.0' in text
+
+
+async def test_the_loops_lateness_is_measured(jump_clock: JumpClock) -> None:
+    seen: list[float] = []
+    heartbeat = Heartbeat(seen.append, asyncio.get_running_loop().time)
+    heartbeat.start()
+    await asyncio.sleep(1.5)
+    assert seen == [0.0]
+    jump_clock.advance(2)
+    await asyncio.sleep(0.1)
+    assert seen == [0.0, pytest.approx(1.5)]
+    heartbeat.stop()
+    await asyncio.sleep(5)
+    assert len(seen) == 2
 
 
 async def test_slots_status_and_metrics_agree() -> None:
