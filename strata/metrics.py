@@ -21,6 +21,7 @@ from strata.messages import Usage
 EndReason = Literal["stop", "length", "abort", "error"]
 END_REASONS: tuple[EndReason, ...] = ("stop", "length", "abort", "error")
 REFUSALS = ("queue_full", "loading", "draining", "engine_dead", "context", "too_large", "access", "engine", "other")
+OPENMETRICS, TEXT = "application/openmetrics-text; version=1.0.0", "text/plain; version=0.0.4"
 STATUS_CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx", "gone")
 
 LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
@@ -46,7 +47,7 @@ class Metric:
     values: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     read: Callable[[Any], float | Mapping[str, Any]] | None = None
-    source: Literal["machine", "server"] = "machine"
+    source: Literal["machine", "server", "build"] = "machine"
     is_info: bool = False
 
     @property
@@ -134,8 +135,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     # The process and HTTP.
     Metric("strata_ready", "gauge", "1 while new work is taken, as /ready says.", source="server", read=lambda server: server.is_ready),
-    Metric("strata_build_info", "gauge", "1; the labels name version and model.", source="server", is_info=True,
-           read=lambda server: server.build),
+    Metric("strata_build_info", "gauge", "1; the labels name version and model.", source="build", is_info=True, read=lambda build: build),
     Metric("strata_config_info", "gauge", "1; the labels are the settings that decide about speed.", source="server", is_info=True,
            read=lambda server: server.config),
     Metric("strata_queue_limit", "gauge", "Requests that may wait.", "requests", source="server", read=lambda server: server.queue_limit),
@@ -155,7 +155,7 @@ class Metrics:
     def __init__(self, model_name: str, version: str = "", view: Callable[[], Any] | None = None) -> None:
         self.view = view
         self.server: Callable[[], Any] | None = None
-        self.build = {"version": version, "model_name": model_name}
+        self._build = {"version": version, "model_name": model_name}
         self._fixed = {"model_name": model_name, "engine": "0"}
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -229,12 +229,15 @@ class Metrics:
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The exposition and its content type: OpenMetrics where ``accept`` asks for it, else Prometheus text."""
-        encode, content_type = choose_encoder(accept)
-        return encode(_Plain(self._registry)), content_type
+        content_type = OPENMETRICS if "application/openmetrics-text" in accept else TEXT
+        # Any other escaping would make an underscore of the colon in vLLM's names (prometheus_client 0.26).
+        encode, _ = choose_encoder(f"{content_type}; escaping=allow-utf-8")
+        return encode(_Plain(self._registry)), f"{content_type}; charset=utf-8"
 
     def collect(self) -> Iterator[Family]:
         """What is computed at the scrape (the registry calls this)."""
-        pictures = {source: make() for source, make in (("machine", self.view), ("server", self.server)) if make is not None}
+        pictures: dict[str, Any] = {"build": self._build}
+        pictures |= {source: make() for source, make in (("machine", self.view), ("server", self.server)) if make is not None}
         for metric in METRICS:
             if metric.read is not None and metric.source in pictures:
                 yield self._family(metric, metric.read(pictures[metric.source]))

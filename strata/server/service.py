@@ -73,12 +73,11 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """What /metrics says of the server beside the slots. ``build`` and ``config``: label values by label name."""
+    """What /metrics says of the server beside the slots. ``config``: label values by label name."""
 
     is_ready: bool
     connections: int
     queue_limit: int
-    build: Mapping[str, str]
     config: Mapping[str, str]
 
 
@@ -139,7 +138,7 @@ class Site:
             is_ready = False
         config = {name: str(getattr(settings, name)) for name in ("device", "batch", "kv", "chunk", "deterministic")}
         config["context"] = str(self.service.model.context) if self.service is not None else ""
-        return ServerView(is_ready, self.connections(), settings.queue_size, self.metrics.build, config)
+        return ServerView(is_ready, self.connections(), settings.queue_size, config)
 
     async def off_loop(self, function: Callable[..., T], *arguments: object) -> T:
         """Run ``function`` on a worker thread; the loop goes on meanwhile."""

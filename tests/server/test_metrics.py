@@ -42,9 +42,12 @@ async def test_both_expositions_parse() -> None:
     text = await world.get("/metrics")
     assert text.headers["content-type"].startswith("text/plain; version=")
     assert len(list(parse_text(text.body.decode()))) >= len(METRICS)
-    openmetrics = await world.get("/metrics", Accept="application/openmetrics-text; version=1.0.0")
-    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
-    assert len(list(parse_openmetrics(openmetrics.body.decode()))) >= len(METRICS)
+    names = {sample.name for family in parse_text(text.body.decode()) for sample in family.samples}
+    for accept in ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text;version=0.0.1;q=0.8,text/plain;q=0.3"):
+        openmetrics = await world.get("/metrics", Accept=accept)
+        assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
+        families = list(parse_openmetrics(openmetrics.body.decode()))
+        assert {sample.name for family in families for sample in family.samples} >= names
 
 
 async def test_every_metric_of_the_table_is_there_with_its_help() -> None:
