@@ -109,12 +109,17 @@ class Result:
         self.tokens += choice.get("token_ids") or []
         self.text += choice.get("text") or (choice.get("message") or choice.get("delta") or {}).get("content") or ""
         self.finish = choice.get("finish_reason") or self.finish
-        lists = choice.get("logprobs") or {}
-        self.logprobs += lists.get("token_logprobs") or []
-        for top in lists.get("top_logprobs") or []:
-            best = sorted(top.values(), reverse=True)
-            self.gaps.append(best[0] - best[1] if len(best) > 1 else float("inf"))
+        self._take_logprobs(choice.get("logprobs") or {})
         self.take_tail(body)
+
+    def _take_logprobs(self, lists: dict[str, Any]) -> None:
+        """In the shape of completions or of chat."""
+        self.logprobs += lists.get("token_logprobs") or [entry["logprob"] for entry in lists.get("content") or []]
+        tops = [list(top.values()) for top in lists.get("top_logprobs") or []]
+        tops += [[one["logprob"] for one in entry["top_logprobs"]] for entry in lists.get("content") or []]
+        for top in tops:
+            best = sorted(top, reverse=True)
+            self.gaps.append(best[0] - best[1] if len(best) > 1 else float("inf"))
 
     def take_tail(self, body: dict[str, Any]) -> None:
         self.usage = body.get("usage") or self.usage

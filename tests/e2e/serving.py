@@ -24,6 +24,8 @@ VOCABULARY = 512
 CONTEXT = 1024
 SMALLEST_GAP = 0.01  # nats between the two best tokens; below it another order of sums may choose the other one
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+Prompt = Sequence[int] | str | Sequence[dict[str, Any]]
+"""Token ids, a text, or the messages of a chat."""
 
 
 @asynccontextmanager
@@ -110,19 +112,24 @@ class Served:
         assert call.status == 200, await call.read()
         return await call.json()
 
-    async def complete(self, prompt: Sequence[int] | str, max_tokens: int = 16, **more: Any) -> Result:
-        """A whole completion, greedy and of full length if not said otherwise."""
-        call = await self.call("POST", COMPLETIONS, completion(prompt, max_tokens, **more))
+    async def post(self, path: str, body: object) -> Any:
+        """The JSON of a POST that must succeed."""
+        call = await self.call("POST", path, body)
         assert call.status == 200, await call.read()
-        body = await call.json()
+        return await call.json()
+
+    async def complete(self, prompt: Prompt, max_tokens: int = 16, **more: Any) -> Result:
+        """A whole completion, greedy and of full length if not said otherwise; of messages a chat completion."""
+        body = await self.post(CHAT if is_chat(prompt) else COMPLETIONS, completion(prompt, max_tokens, **more))
         result = Result()
         result.take(body, body["choices"][0])
         return result
 
-    async def stream(self, prompt: Sequence[int] | str, max_tokens: int = 16, **more: Any) -> Stream:
+    async def stream(self, prompt: Prompt, max_tokens: int = 16, **more: Any) -> Stream:
         """The same streamed; returns when the request is sent. The status is that of the first event."""
         more = {"stream": True, "stream_options": {"include_usage": True}, **more}
-        call = await Call.open(self.url, "POST", COMPLETIONS, completion(prompt, max_tokens, **more))
+        path = CHAT if is_chat(prompt) else COMPLETIONS
+        call = await Call.open(self.url, "POST", path, completion(prompt, max_tokens, **more))
         return Stream(call)
 
     async def until(self, condition: Callable[[MachineView], bool]) -> MachineView:
@@ -132,12 +139,19 @@ class Served:
         return self.view()
 
 
-def completion(prompt: Sequence[int] | str, max_tokens: int, **more: Any) -> dict[str, Any]:
-    prompt = prompt if isinstance(prompt, str) else list(prompt)
-    return {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True, **more}
+def is_chat(prompt: Prompt) -> bool:
+    return not isinstance(prompt, str) and isinstance(prompt[0], dict)
 
 
-async def cold(prompt: Sequence[int] | str, max_tokens: int = 16, settings: Mapping[str, Any] | None = None, **more: Any) -> Result:
+def completion(prompt: Prompt, max_tokens: int, **more: Any) -> dict[str, Any]:
+    """A request's body: greedy, of full length, logprobs with an alternative, token ids given back."""
+    body = {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    if is_chat(prompt):
+        return {"messages": prompt, **body, "logprobs": True, "top_logprobs": 2, **more}
+    return {"prompt": prompt, **body, "logprobs": 2, **more}
+
+
+async def cold(prompt: Prompt, max_tokens: int = 16, settings: Mapping[str, Any] | None = None, **more: Any) -> Result:
     """The same request alone on a fresh server: the oracle."""
     async with serving(**(settings or {})) as served:
         return await served.complete(prompt, max_tokens, **more)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.e2e.client import Result
-from tests.e2e.serving import Served, cold, completion, serving, some_tokens
+from tests.e2e.serving import COMPLETIONS, Served, cold, completion, serving, some_tokens
 
 LENGTHS = (300, 150, 129, 64, 40, 17, 3, 1)  # within a page, over one, on the grid of prompts and beside it
 PROMPTS = [some_tokens(length, seed) for seed, length in enumerate(LENGTHS)]
-GREEDY: dict[str, Any] = {"logprobs": 2}
-SEEDED: dict[str, Any] = {"logprobs": 2, "temperature": 0.8, "seed": 7}
+GREEDY: dict[str, Any] = {}
+SEEDED: dict[str, Any] = {"temperature": 0.8, "seed": 7}
 
 
 def answer_length(place: int) -> int:
@@ -56,7 +56,7 @@ async def test_in_any_slot(slot: int) -> None:
 
 async def test_a_seeded_answer_does_not_depend_on_an_unseeded_one_beside_it() -> None:
     """F1."""
-    seeded = {"temperature": 1, "seed": 7, "logprobs": 0}
+    seeded = {"temperature": 1, "seed": 7}
     async with serving() as served:
         first, _ = await asyncio.gather(
             served.complete(PROMPTS[2], **seeded), served.complete(PROMPTS[2][:-1] + [9], 40, temperature=1),
@@ -85,7 +85,7 @@ async def test_choices_differ_and_each_is_what_it_is_alone() -> None:
 
 
 async def ask(served: Served, **more: Any) -> Any:
-    return await (await served.call("POST", "/v1/completions", completion(some_tokens(20), 16, **more))).json()
+    return await served.post(COMPLETIONS, completion(some_tokens(20), 16, **more))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
@@ -93,21 +93,21 @@ async def test_rows_that_join_while_others_decode(rows: int) -> None:
     """M3: windows of so many rows, which one more row joins."""
     prompts = [some_tokens(5 + seed, seed) for seed in range(rows + 1)]
     async with serving(batch=9) as served:
-        streams = [await served.stream(prompt, 20, **GREEDY) for prompt in prompts[:rows]]
+        streams = [await served.stream(prompt, 20) for prompt in prompts[:rows]]
         await asyncio.gather(*(stream.until(2) for stream in streams))
-        joined = await served.complete(prompts[-1], 20, **GREEDY)
+        joined = await served.complete(prompts[-1], 20)
         results = [await stream.finish() for stream in streams]
     for prompt, result in zip(prompts, [*results, joined]):
         async with serving() as served:
-            assert result.bits == (await served.complete(prompt, 20, **GREEDY)).bits
+            assert result.bits == (await served.complete(prompt, 20)).bits
 
 
 async def test_sixteen_prompts_at_once_each_get_their_own_answer() -> None:
     """A18, with half of them waiting for a slot."""
     async with serving() as served:
-        results = await asyncio.gather(*(served.complete(f"Item {number}: tell me", 8, **GREEDY) for number in range(1, 17)))
+        results = await asyncio.gather(*(served.complete(f"Item {number}: tell me", 8) for number in range(1, 17)))
     assert len({tuple(result.tokens) for result in results}) > 8
     async with serving(batch=1) as served:
         for number, result in enumerate(results, 1):
-            alone = await served.complete(f"Item {number}: tell me", 8, cache_prompt=False, **GREEDY)
+            alone = await served.complete(f"Item {number}: tell me", 8, cache_prompt=False)
             assert result.bits == alone.bits
