@@ -16,8 +16,8 @@ from typing import Protocol, cast
 
 import h11
 
-from strata.errors import EngineError, RequestTimeout, StrataError
-from strata.server.exchange import Exchange, Headers
+from strata.errors import EngineError, RequestTimeout, StrataError, Unavailable
+from strata.server.exchange import Exchange, Headers, error_response
 from strata.server.head import (
     body_too_large,
     check_body_head,
@@ -33,7 +33,8 @@ from strata.server.writing import Writer
 
 log = logging.getLogger("strata.server")
 
-FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+FULL = error_response(Unavailable("too many connections", code="too_many_connections")).body
+FULL_HEAD = b"HTTP/1.1 503 \r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
 
 
 class Application(Protocol):
@@ -87,7 +88,7 @@ class Connection(asyncio.Protocol):
         if self._owner.opened(self, self._address):
             self._enter("idle", self._limits.timeouts.header, self._close)
         else:
-            transport.write(FULL)
+            transport.write(FULL_HEAD % len(FULL) + FULL)
             self._close()
 
     def data_received(self, data: bytes) -> None:

@@ -120,7 +120,7 @@ class Exchange:
         self.began: float | None = None
         self.route = "other"
         self.argument = ""
-        self.headers: Headers = ()
+        self.headers: Headers = (("X-Request-ID", head.id),)
         self.handler: Callable[[Exchange], Awaitable[None]] | None = None
         self.entry = Entry()
         self.status = 0

@@ -95,7 +95,7 @@ class Routes:
         """Route and guard, before the body is read. Raises ``StrataError``, which is answered with the headers set here."""
         exchange.began = self._site.clock()
         head, guard = exchange.head, self._site.guard
-        exchange.headers = (("X-Request-ID", head.id), *guard.cors_headers(head))
+        exchange.headers = (*exchange.headers, *guard.cors_headers(head))
         guard.check_source(head)
         if head.method == "OPTIONS":
             exchange.handler = self._preflight

@@ -1,40 +1,23 @@
-"""Real sockets on a free port: start, caps, draining, and the official OpenAI client."""
+"""Real sockets on a free port: start, caps, draining, crowds."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import logging
+import random
 import threading
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
-from strata.config.settings import Settings
 from strata.errors import StartError
 from strata.server.limits import Limits
 from strata.server.listener import Listener
+from strata.slots import SlotPolicy
 from tests.server.harness import CONTEXT, END, ScriptedEngine, World, says, settle, tokens
-
-HOST = "127.0.0.1"
-
-
-@contextlib.asynccontextmanager
-async def serving(world: World) -> AsyncIterator[Listener]:
-    """The world behind a real port, with worker threads as in production."""
-    listener = Listener(world.routes, world.limits)
-    with ThreadPoolExecutor(2) as executor:
-        world.site.executor = executor
-        await listener.start(HOST, 0)
-        try:
-            yield listener
-        finally:
-            await listener.close()
-            world.manager.close()
+from tests.server.sockets import HOST, serving
 
 
 async def exchange(port: int, data: bytes) -> bytes:
@@ -142,88 +125,30 @@ async def test_health_answers_while_the_workers_are_busy() -> None:
         assert b"200" in await waiting
 
 
-# ---------------------------------------------------------------- the official client
+async def test_a_crowd_of_which_a_third_leaves() -> None:
+    world = World(engine=ScriptedEngine(says(tokens("hello " * 20), END), CONTEXT), policy=SlotPolicy(slots=4, queue_limit=200))
+    chance = random.Random(5)
 
+    async def use(port: int, n: int) -> bool:
+        reader, writer = await asyncio.open_connection(HOST, port)
+        body = {"prompt": f"{n} asks", "stream": bool(n % 2), "max_tokens": 60, "n": 1 + n % 3}
+        writer.write(post("/v1/completions", body))
+        leaves = chance.random() < 0.33
+        answer = await (reader.read(chance.randrange(1, 3000)) if leaves else reader.read())
+        writer.close()
+        await writer.wait_closed()
+        return leaves or answer.startswith(b"HTTP/1.1 200") and b'"length"' in answer
 
-def in_thread(function: Any) -> Any:
-    return asyncio.get_running_loop().run_in_executor(None, function)
-
-
-def openai_client(port: int, **more: Any) -> Any:
-    openai = pytest.importorskip("openai", reason="the official OpenAI client is not installed (pip install openai)")
-    return openai.OpenAI(base_url=f"http://{HOST}:{port}/v1", api_key=more.pop("api_key", "unused"), max_retries=0, timeout=30, **more)
-
-
-async def test_openai_client_completions_and_chat() -> None:
-    async with serving(World()) as listener:
-        client = openai_client(listener.address[1])
-        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
-
-        def use() -> None:
-            with client:
-                assert [model.id for model in client.models.list()] == ["tiny"]
-                assert client.models.retrieve("tiny").owned_by == "strata"
-                whole = client.completions.create(model="tiny", prompt=["a", "b"], max_tokens=5, seed=1, logprobs=2)
-                assert [choice.text for choice in whole.choices] == ["hello", "hello"]
-                assert whole.choices[0].logprobs.text_offset == [0, 1, 2, 3, 4]
-                pieces = client.completions.create(model="tiny", prompt="a", max_tokens=50, stream=True)
-                assert "".join(piece.choices[0].text for piece in pieces) == "hello world"
-                chat = client.chat.completions.create(model="tiny", messages=messages, logprobs=True, top_logprobs=2)
-                assert chat.choices[0].message.content == "hello world" and chat.choices[0].finish_reason == "stop"
-                assert chat.usage.prompt_tokens_details.cached_tokens >= 0
-                assert len(chat.choices[0].logprobs.content) == 12
-                with client.chat.completions.stream(
-                    model="tiny", messages=messages, n=2, stream_options={"include_usage": True}
-                ) as stream:
-                    final = stream.until_done().get_final_completion()
-                assert [choice.message.content for choice in final.choices] == ["hello world"] * 2
-                assert final.usage.completion_tokens == 24
-
-        await in_thread(use)
-
-
-async def test_openai_client_errors() -> None:
-    openai = pytest.importorskip("openai", reason="the official OpenAI client is not installed (pip install openai)")
-    world = World(settings=Settings(batch=4, api_key="right", strict_model=True))
     async with serving(world) as listener:
-        right, wrong = openai_client(listener.address[1], api_key="right"), openai_client(listener.address[1], api_key="wrong")
-
-        def use() -> None:
-            with right, wrong:
-                with pytest.raises(openai.AuthenticationError):
-                    wrong.models.list()
-                with pytest.raises(openai.NotFoundError) as missing:
-                    right.completions.create(model="gpt-4o", prompt="x")
-                assert missing.value.code == "model_not_found"
-                with pytest.raises(openai.BadRequestError) as over:
-                    right.completions.create(model="tiny", prompt="x", max_tokens=1000, stream=True)
-                assert over.value.code == "context_length_exceeded"
-                with pytest.raises(openai.BadRequestError) as bad:
-                    right.completions.create(model="tiny", prompt="x", temperature=1e6)
-                assert bad.value.param == "temperature"
-
-        await in_thread(use)
-
-
-async def test_openai_client_sees_a_failure_in_the_stream() -> None:
-    openai = pytest.importorskip("openai", reason="the official OpenAI client is not installed (pip install openai)")
-    world = World(engine=ScriptedEngine(says(tokens("hello"), END), CONTEXT, is_manual=True))
-    async with serving(world) as listener:
-        client = openai_client(listener.address[1])
-
-        def use() -> None:
-            with client, pytest.raises(openai.APIError):
-                for _ in client.completions.create(model="tiny", prompt="x", stream=True):
-                    pass
-
-        done = in_thread(use)
-        for n in range(3):
-            while not world.engine.windows:
-                await asyncio.sleep(0.001)
-            if n < 2:
-                world.engine.step()
-        world.engine.fail("stage 0: lost")
-        await done
+        assert all(await asyncio.gather(*(use(listener.address[1], n) for n in range(60))))
+        while listener.num_connections or world.manager.view().running:
+            await asyncio.sleep(0.001)
+        view = world.manager.view()
+        assert view.waiting == view.windows_in_flight == 0
+        world.machine.check_integrity()
+    lines = world.metrics.render("")[0].decode().splitlines()
+    ended = [float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total{")]
+    assert sum(ended) == sum(1 + n % 3 for n in range(60)) and ended[2] > 0, "each counted once, aborts too"
 
 
 async def test_a_hang_up_is_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
