@@ -25,7 +25,6 @@ from strata.engine.rows import Layout, RowPart, plan
 from strata.engine.threads import Threads, usable_cores
 from strata.messages import Window
 
-PIECES_PER_THREAD = 4
 ROWS_PER_PIECE = 32
 FRAMED_ROWS = 64
 
@@ -44,6 +43,7 @@ class NumpyOps:
     def __init__(self, threads: int | None = None, deterministic: bool = False) -> None:
         self.threads = Threads(threads or usable_cores())
         self.deterministic = deterministic
+        self._verified: dict[tuple[int, int], Matrix] = {}
         self._frames: dict[tuple[int, int, int], RowFrame] = {}
         self._buffers: dict[tuple[str, int], Floats] = {}
 
@@ -58,9 +58,13 @@ class NumpyOps:
 
     def matrix(self, parts: Sequence[Floats], bias: Floats | None = None) -> Matrix:
         """One matrix of all ``parts`` ([rows_i, columns]), their rows one after the other."""
-        pieces = PIECES_PER_THREAD * self.threads.count if self.threads.count > 1 else 1
-        matrix = Matrix(sum(len(part) for part in parts), parts[0].shape[1], bias, pieces)
+        matrix = Matrix(sum(len(part) for part in parts), parts[0].shape[1], bias, self.threads.count)
         np.concatenate(parts, out=matrix.weights)
+        shape = matrix.rows, matrix.columns
+        if shape not in self._verified:
+            matrix.verify()
+            self._verified[shape] = matrix
+        matrix.row_at_once, matrix.grid_at_once = self._verified[shape].row_at_once, self._verified[shape].grid_at_once
         return matrix
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
@@ -84,7 +88,7 @@ class NumpyOps:
             if isinstance(part, RowPart):
                 self.threads.run(RowFrame(matrix, out[mine]).product(x[mine], matrix), len(matrix.pieces))
             else:
-                self.threads.run(*grid_product(x[mine], matrix, out[mine]))
+                self.threads.run(*grid_product(x[mine], matrix, out[mine], self.threads.count))
         return self._biased(out, matrix)
 
     def logits(self, x: Floats, matrix: Matrix) -> Floats:

@@ -5,10 +5,15 @@ inner product is a matrix-vector product of one block and one row, so a row's bi
 all rows: 8 rows cost about twice one row. BLAS would repack the whole matrix for every few rows (2 rows cost twice one), and its
 last bits depend on the row count.
 
-Grid products: GEMM of exactly 128 rows and a fixed slice of output columns, on the same array.
+Grid products: GEMM of 128 rows and a fixed slice of output columns, on the same array.
 
-``order="C"`` is what keeps blocks outside: left to itself NumPy puts the operand with the largest stride outside, here the rows of
-the result, and every row reads all weights anew.
+Larger products are faster, and most BLAS sum each output in the same order whatever the size around it. That is not relied on but
+tried: ``Matrix.verify`` multiplies the real weights both ways, and only where all bits agree one row goes through all blocks of a piece
+at once, and up to 512 rows through one GEMM.
+
+Two traps. ``order="C"`` is what keeps blocks outside: left to itself NumPy puts the operand with the largest stride outside, here the
+rows of the result, and every row reads all weights anew. And matmul keeps the GIL for a result of 500 items or fewer, however long
+it takes, which is why one row goes through ``dot``.
 """
 
 from __future__ import annotations
@@ -23,7 +28,8 @@ from strata.engine.rows import GRID
 Floats = NDArray[np.float32]
 Work = Callable[[int], None]
 BLOCK_BYTES = 400_000
-SLICE_ROWS = 768
+SLICE_ROWS = 1536
+BATCHES = (4, 2, 1)
 
 
 def block_rows(rows: int, columns: int) -> int:
@@ -56,49 +62,71 @@ class Matrix:
         self.rows, self.columns, self.bias = rows, columns, bias
         self.weights = padded[:rows]
         self.blocks = padded.reshape(count, 1, block, columns)
-        self.cuts = cuts(count, pieces)
-        self.pieces = [self.blocks[cut] for cut in self.cuts]
+        self.cuts = [slice(cut.start * block, cut.stop * block) for cut in cuts(count, pieces)]
+        self.pieces = [padded[cut].reshape(-1, 1, block, columns) for cut in self.cuts]
+        self.flat_pieces = [padded[cut] for cut in self.cuts]
         self.slices = cuts(rows, max(2, round(rows / SLICE_ROWS)))
+        self.row_at_once = self.grid_at_once = False
 
     @property
     def padded_rows(self) -> int:
         return self.blocks.shape[0] * self.blocks.shape[2]
 
+    def verify(self) -> None:
+        """Try whether larger products give the same bits here, and use them if so. A matter of the shape, not of the weights."""
+        x = np.random.default_rng(0).standard_normal((max(BATCHES) * GRID, self.columns)).astype(np.float32)
+        alone = np.matmul(self.blocks, x[None, :1, :, None], order="C").ravel()
+        at_once = np.concatenate([np.dot(piece, x[0]) for piece in self.flat_pieces])
+        self.row_at_once = np.array_equal(alone, at_once, equal_nan=True)
+        self.grid_at_once = all(self._batches_agree(x, weights) for weights in (self.weights[cut].T for cut in (self.slices[0], self.slices[-1])))
+
+    @staticmethod
+    def _batches_agree(x: Floats, weights: Floats) -> bool:
+        single = np.concatenate([np.matmul(x[row : row + GRID], weights) for row in range(0, len(x), GRID)])
+        return all(np.array_equal(np.matmul(x[: blocks * GRID], weights), single[: blocks * GRID], equal_nan=True) for blocks in BATCHES)
+
 
 class RowFrame:
-    """Where row products of matrices of one shape leave ``rows`` rows: made once, used for every layer.
+    """Where row products of matrices of one shape leave their rows: made once, used for every layer.
 
     ``out`` float32 [rows, matrix.padded_rows] is overwritten by each product.
     """
 
     def __init__(self, matrix: Matrix, out: Floats) -> None:
-        count, _, block, _ = matrix.blocks.shape
+        _, _, block, _ = matrix.blocks.shape
         self.out = out
-        whole = out.reshape(len(out), count, block, 1).transpose(1, 0, 2, 3)
-        self.pieces = [whole[cut] for cut in matrix.cuts]
+        self.pieces = [out[:, cut].reshape(len(out), -1, block, 1).transpose(1, 0, 2, 3) for cut in matrix.cuts]
+        self.flat_pieces = [out[0, cut] for cut in matrix.cuts]
+        self.at_once = matrix.row_at_once and len(out) == 1
 
     def product(self, x: Floats, matrix: Matrix) -> Work:
         """``work(piece)`` for each of ``matrix.pieces``: its part of out = x [rows, columns] @ weights.T, row by row."""
-        columns = x[None, :, :, None]
-        weights, results = matrix.pieces, self.pieces
-
-        def work(piece: int) -> None:
-            np.matmul(weights[piece], columns, out=results[piece], order="C")
-
-        return work
+        if self.at_once:
+            row, flat, into = x[0], matrix.flat_pieces, self.flat_pieces
+            return lambda piece: np.dot(flat[piece], row, into[piece])
+        columns, blocks, results = x[None, :, :, None], matrix.pieces, self.pieces
+        return lambda piece: np.matmul(blocks[piece], columns, out=results[piece], order="C")
 
 
-def grid_product(x: Floats, matrix: Matrix, out: Floats) -> tuple[Work, int]:
-    """Work and its pieces: ``out`` [blocks * 128, matrix.padded_rows] = ``x`` [blocks * 128, columns] @ weights.T.
-
-    Each product is of 128 rows and one slice of the output columns.
-    """
-    blocks = len(x) // GRID
-    rows = x.reshape(blocks, GRID, -1)
-    result = out.reshape(blocks, GRID, -1)
+def grid_product(x: Floats, matrix: Matrix, out: Floats, threads: int) -> tuple[Work, int]:
+    """Work and its pieces: ``out`` [blocks * 128, matrix.padded_rows] = ``x`` [blocks * 128, columns] @ weights.T."""
+    slices = matrix.slices
+    batches = row_batches(len(x) // GRID, -(-threads // len(slices)) if matrix.grid_at_once else len(x))
 
     def work(piece: int) -> None:
-        columns, block = matrix.slices[piece // blocks], piece % blocks
-        np.matmul(rows[block], matrix.weights[columns].T, out=result[block, :, columns])
+        rows, columns = batches[piece % len(batches)], slices[piece // len(batches)]
+        np.matmul(x[rows], matrix.weights[columns].T, out=out[rows, columns])
 
-    return work, len(matrix.slices) * blocks
+    return work, len(slices) * len(batches)
+
+
+def row_batches(blocks: int, least: int) -> list[slice]:
+    """The rows of ``blocks`` blocks in batches of the largest size that gives at least ``least`` of them, and smaller ones at the end."""
+    fitting = [size for size in BATCHES if blocks // size >= least] or [1]
+    batches: list[slice] = []
+    start = 0
+    while start < blocks:
+        size = next(size for size in fitting if start + size <= blocks)
+        batches.append(slice(start * GRID, (start + size) * GRID))
+        start += size
+    return batches

@@ -13,9 +13,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from queue import SimpleQueue
 
 from threadpoolctl import threadpool_limits
+
+from strata.engine.gate import GRACE, Gate
 
 
 def usable_cores() -> int:
@@ -27,25 +28,51 @@ def usable_cores() -> int:
 class _Job:
     """One operation: ``claims`` hands each piece to whoever asks next (one step of an iterator is atomic under the GIL)."""
 
-    __slots__ = ("work", "claims", "finished", "errors")
+    __slots__ = ("work", "pieces", "claims", "finished", "errors")
 
     def __init__(self, work: Callable[[int], None], pieces: int) -> None:
-        self.work = work
+        self.work, self.pieces = work, pieces
         self.claims: Iterator[int] = iter(range(pieces))
-        self.finished: SimpleQueue[int] = SimpleQueue()
+        self.finished: list[int] = []
         self.errors: list[BaseException] = []
 
-    def take(self) -> int:
-        """Do pieces until none is left; how many. An error ends the taking and is kept for the caller."""
+    def take(self) -> bool:
+        """Do pieces until none is left; whether there was one. An error ends the taking and is kept for the caller."""
         done = 0
-        work = self.work
         try:
             for piece in self.claims:
                 done += 1
-                work(piece)
+                self.work(piece)
         except BaseException as error:
             self.errors.append(error)
-        return done
+        if done:
+            self.finished.append(done)
+        return bool(done)
+
+
+_NOTHING = _Job(lambda piece: None, 0)
+
+
+class _Worker:
+    """One thread, which takes part in whatever job it finds when its gate opens. ``done`` is the caller's gate."""
+
+    def __init__(self, index: int, done: Gate) -> None:
+        self.go, self.done = Gate(GRACE * index), done
+        self.job: _Job | None = _NOTHING
+        threading.Thread(target=self._serve, name=f"strata-ops-{index}", daemon=True).start()
+
+    def start(self, job: _Job | None) -> None:
+        """Take part in ``job``; None ends the thread."""
+        self.job = job
+        self.go.open()
+
+    def _serve(self) -> None:
+        while True:
+            self.go.wait()
+            if self.job is None:
+                return
+            if self.job.take():
+                self.done.open()
 
 
 class Threads:
@@ -53,11 +80,10 @@ class Threads:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._inboxes: list[SimpleQueue[_Job | None]] = [SimpleQueue() for _ in range(1, count)]
+        self._done = Gate()
         self._closed = False
         _BLAS.hold()
-        for index, inbox in enumerate(self._inboxes, start=1):
-            threading.Thread(target=_serve, args=(inbox,), name=f"strata-ops-{index}", daemon=True).start()
+        self._workers = [_Worker(index, self._done) for index in range(1, count)]
 
     def run(self, work: Callable[[int], None], pieces: int | None = None) -> None:
         """Call ``work(0) .. work(pieces - 1)``, each once, in any thread and order, and wait for all; without ``pieces``, one per thread.
@@ -70,15 +96,15 @@ class Threads:
                 work(piece)
             return
         job = _Job(work, pieces)
-        for inbox in self._inboxes[: pieces - 1]:
-            inbox.put(job)
-        done = job.take()
-        while done < pieces:
-            if job.errors:
-                done += sum(1 for _ in job.claims)
-                if done == pieces:
-                    break
-            done += job.finished.get()
+        for worker in self._workers[: pieces - 1]:
+            worker.start(job)
+        job.take()
+        if job.errors:
+            job.finished.append(sum(1 for _ in job.claims))
+        while sum(job.finished) < pieces:
+            self._done.wait()
+        for worker in self._workers:
+            worker.job = _NOTHING
         if job.errors:
             raise job.errors[0]
 
@@ -86,17 +112,9 @@ class Threads:
         """End the threads; BLAS gets its own back when no other ``Threads`` is left."""
         if not self._closed:
             self._closed = True
-            for inbox in self._inboxes:
-                inbox.put(None)
+            for worker in self._workers:
+                worker.start(None)
             _BLAS.release()
-
-
-def _serve(inbox: SimpleQueue[_Job | None]) -> None:
-    while (job := inbox.get()) is not None:
-        done = job.take()
-        if done:
-            job.finished.put(done)
-        del job  # or the wait would keep the arrays of the last operation alive
 
 
 class _OneBlasThread:

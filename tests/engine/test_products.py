@@ -29,7 +29,7 @@ def test_products(rows: int, columns: int, kind: str, count: int) -> None:
     if kind == "rows":
         threads.run(RowFrame(matrix, out).product(x, matrix), len(matrix.pieces))
     else:
-        threads.run(*grid_product(x, matrix, out))
+        threads.run(*grid_product(x, matrix, out, count))
     threads.close()
     expected = x.astype(np.float64) @ matrix.weights.astype(np.float64).T
     np.testing.assert_allclose(out[:, :rows], expected, atol=1e-4, rtol=1e-5)
