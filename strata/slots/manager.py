@@ -77,6 +77,8 @@ class SlotManager:
     async def drain(self, timeout: float) -> bool:
         """Take nothing new and wait until all is done; after ``timeout`` seconds what is left fails with ``Draining``. True: all done."""
         self._feed(events.Drain())
+        if self._is_idle.is_set():
+            return True
         try:
             await asyncio.wait_for(self._is_idle.wait(), timeout)
         except (asyncio.TimeoutError, TimeoutError):

@@ -29,7 +29,7 @@ class Run:
 
     __slots__ = (
         "request", "packed_prompt", "order", "limit", "state", "conversation", "slot", "generated", "submitted", "in_flight",
-        "overtaken", "last_window", "cached", "logprobs_read", "waits_for", "waits_until", "drafted", "accepted", "preemptions",
+        "overtaken", "cached", "logprobs_read", "waits_for", "waits_until", "drafted", "accepted", "preemptions",
         "arrived_at", "deadline", "seated_at", "first_at", "last_at",
     )
 
@@ -42,7 +42,7 @@ class Run:
         self.conversation: Conversation | None = None
         self.slot: Slot | None = None
         self.generated: list[int] = []
-        self.submitted = self.in_flight = self.overtaken = self.last_window = 0
+        self.submitted = self.in_flight = self.overtaken = 0
         self.cached = self.logprobs_read = self.drafted = self.accepted = self.preemptions = 0
         self.waits_for: Run | None = None
         self.waits_until = 0

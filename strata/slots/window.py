@@ -25,11 +25,12 @@ GREEDY = Sampling(temperature=0.0)
 
 @dataclass(slots=True)
 class Group:
-    """Contiguous slots that decode together. ``window``: the id of its decode window in flight, 0 for none."""
+    """Contiguous slots that decode together. ``window``: its decode window in flight, 0 for none. ``turn``: who is first next time."""
 
     id: int
     slots: list[Slot]
     window: int = 0
+    turn: int = 0
 
 
 @dataclass(slots=True)
@@ -89,9 +90,7 @@ class Scheduler:
         if starving:
             ready = [run for run in ready if run not in starving]
         if len(ready) > self.facts.max_rows:
-            # More rows than a window holds: those that waited longest, in slot order.
-            ready = sorted(ready, key=lambda run: run.last_window)[:self.facts.max_rows]
-            ready.sort(key=lambda run: _slot(run).id)
+            ready = self._take_turns(group, ready)
         if not ready:
             return starving
         rows: list[Run | None] = list(ready)
@@ -102,6 +101,13 @@ class Scheduler:
         self.counters.decode_windows += 1
         self.counters.decode_rows += len(ready)
         return starving
+
+    def _take_turns(self, group: Group, ready: list[Run]) -> list[Run]:
+        """More rows than a window holds: go round the group from where the last window stopped; rows stay in slot order."""
+        first = next((place for place, run in enumerate(ready) if _slot(run).id >= group.turn), 0)
+        chosen = (ready[first:] + ready[:first])[:self.facts.max_rows]
+        group.turn = _slot(chosen[-1]).id + 1
+        return sorted(chosen, key=lambda run: _slot(run).id)
 
     def _row(self, run: Run) -> Segment:
         request, start = run.request, run.submitted
@@ -165,9 +171,6 @@ class Scheduler:
         self._last_window += 1
         window = Window(self._last_window, "decode" if kind == "decode" else "prompt", group, tuple(segments))
         self.flights[window.id] = Flight(window, runs)
-        for run in runs:
-            if run is not None:
-                run.last_window = window.id
         self.out.append(window)
         return window.id
 

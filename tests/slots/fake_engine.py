@@ -62,8 +62,9 @@ class FakeEngine:
         self.live: dict[int, tuple[str, int]] = {}
         self.states: set[tuple[int, int]] = set()
         self.broken: set[tuple[int, str]] = set()
-        self.rows_run = 0
-        self.prompt_tokens_run = 0
+        self.is_trusting = False
+        self.rows = 0
+        self.prompt_tokens = 0
 
     @property
     def is_idle(self) -> bool:
@@ -109,6 +110,8 @@ class FakeEngine:
         if isinstance(command, PageCopy):
             return self._copy(command)
         assert len({segment.slot for segment in command.segments}) == len(command.segments)
+        if command.kind == "prompt":
+            self.prompt_tokens += len(command.segments[0].tokens)
         results = [
             SegmentResult(picks=() if segment.sampling is None else (0,)) if (command.id, segment.request_id) in self.broken
             else self._run(segment) for segment in command.segments
@@ -137,7 +140,7 @@ class FakeEngine:
         self.states = {(owner, point) for owner, point in self.states if owner != page}
 
     def _run(self, segment: Segment) -> SegmentResult:
-        self.rows_run += len(segment.tokens)
+        self.rows += len(segment.tokens)
         if not segment.request_id:
             return SegmentResult(picks=(0,))
         size = self.facts.page_tokens
@@ -158,6 +161,9 @@ class FakeEngine:
     def _read(self, segment: Segment) -> int:
         """The context before the segment, from every cell the page table leads to; each must follow from the one before."""
         size, context = self.facts.page_tokens, EMPTY
+        if self.is_trusting and segment.start:
+            last = segment.start - 1
+            return self.cells[segment.pages[last // size], last % size][1]
         for position in range(segment.start):
             token, stored = self.cells[segment.pages[position // size], position % size]
             context = digest(context, token, position)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from strata.messages import (
     Cancelled, EngineFacts, Failed, Finished, NewTokens, PageCopy, Placement, Progress, Request, Sampling, Terminal, Tokens, Window,
 )
-from strata.slots.events import Arrive, Command, Event
+from strata.slots.events import Arrive, Cancel, Command, Event
 from strata.slots.machine import SlotMachine
 from strata.slots.policy import SlotPolicy
 from tests.slots.fake_engine import FakeEngine, expected, facts
@@ -39,11 +39,14 @@ class House:
     def ask(
         self, name: str, prompt: Tokens, max_tokens: int = 5, marks: Tokens = (), placement: Placement = Placement(), **more: object,
     ) -> Request:
-        plain = dict(turn_marks=marks, placement=placement, **more)
-        request = Request(name, tuple(prompt), max_tokens, Sampling(), **plain)  # type: ignore[arg-type]
+        plain = {"sampling": Sampling(), "turn_marks": marks, "placement": placement, **more}
+        request = Request(name, tuple(prompt), max_tokens, **plain)  # type: ignore[arg-type]
         self.send(Arrive(request))
         self.requests[name] = request
         return request
+
+    def cancel(self, name: str) -> None:
+        self.send(Cancel(name))
 
     def land(self, seconds: float = 0.0) -> list[Command]:
         self.now += seconds or 0.001
@@ -66,7 +69,15 @@ class House:
         self.ask(name, prompt, max_tokens, marks, **more)  # type: ignore[arg-type]
         self.run()
         self.check(name)
-        return self.tokens[name]
+        return self.tokens.get(name, [])
+
+    def chat_beside(self, name: str, prompt: Tokens, max_tokens: int = 5, **more: object) -> list[int]:
+        """One request to its end while others go on."""
+        self.ask(name, prompt, max_tokens, **more)  # type: ignore[arg-type]
+        while name not in self.ended:
+            self.land()
+        self.check(name)
+        return self.tokens.get(name, [])
 
     # ---- out
 

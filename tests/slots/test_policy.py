@@ -145,7 +145,8 @@ def test_the_originals_match_is_full_containment(held: list[int], prompt: list[i
 
 
 @pytest.mark.parametrize(
-    ("slots", "stages", "asked", "groups"), [(8, 1, 0, 1), (8, 4, 0, 4), (3, 2, 0, 1), (8, 3, 0, 2), (6, 4, 0, 3), (8, 4, 1, 1), (8, 1, 2, 2)]
+    ("slots", "stages", "asked", "groups"),
+    [(8, 1, 0, 1), (8, 4, 0, 4), (3, 2, 0, 1), (8, 3, 0, 2), (6, 4, 0, 3), (8, 4, 1, 1), (8, 1, 2, 2)],
 )
 def test_groups_are_the_largest_divisor_that_the_stages_can_use(slots: int, stages: int, asked: int, groups: int) -> None:
     assert choose_groups(slots, stages, asked) == groups
@@ -173,7 +174,8 @@ def test_retry_after_grows_with_the_queue_and_stays_in_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"slots": 0}, {"slots": 8, "groups": 3}, {"queue_limit": -1}, {"rows": "all"}, {"decode_share": -0.1}, {"expire_s": -1.0}]
+    "changes",
+    [{"slots": 0}, {"slots": 8, "groups": 3}, {"queue_limit": -1}, {"rows": "all"}, {"decode_share": -0.1}, {"expire_s": -1.0}],
 )
 def test_a_policy_that_makes_no_sense_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(SettingError):
