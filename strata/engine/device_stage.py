@@ -1,0 +1,183 @@
+"""A stage on a device: windows in, hidden rows or logits out; decode by captured graphs, prompts by plain launches.
+
+A decode window is padded to a row bucket, its attention's grid to a context bucket (a power of two of splits), and each such pair has one
+graph, captured when first needed. Pad rows write to a page of their own, which no table names. Buckets size grids and choose
+graphs; no row's bits depend on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.devices.base import Buffer, Device, Graph, HostArray
+from strata.engine.families import ModelConfig
+from strata.engine.kernel_ops import HEAD_ROWS, KernelOps, Workspace, kernels_of
+from strata.engine.kernel_weights import DeviceLayer, WeightLoader
+from strata.engine.rope import Rope
+from strata.engine.rows import wanted_rows
+from strata.engine.window_upload import Fields, WindowRows, WindowSender
+from strata.kernels.attention import SPLIT, num_splits
+from strata.kernels.pages import Pages, PageShape
+from strata.kernels.tensors import Matrix
+from strata.errors import ModelError
+from strata.messages import EngineFacts, Tokens, Window
+from strata.weights.gguf import GGUFFile
+
+Floats = NDArray[np.float32]
+ROW_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+def row_bucket(rows: int) -> int:
+    """The rows that a decode window of ``rows`` rows is padded to. Raises ValueError beyond the largest bucket."""
+    for bucket in ROW_BUCKETS:
+        if rows <= bucket:
+            return bucket
+    raise ValueError(f"a decode window of {rows} rows; at most {ROW_BUCKETS[-1]} fit")
+
+
+def context_bucket(length: int, longest: int) -> int:
+    """Positions that decode attention's grid covers for a window whose longest row has ``length`` of at most ``longest``."""
+    splits = 1
+    while splits * SPLIT < length:
+        splits *= 2
+    return min(splits, num_splits(longest)) * SPLIT
+
+
+@dataclass(frozen=True, slots=True)
+class StageWeights:
+    """A stage's layers; ``embedding`` on the first stage; ``output`` (last norm, output matrix) on the last."""
+
+    layers: tuple[DeviceLayer, ...]
+    embedding: Matrix | None
+    output: tuple[Buffer, Matrix] | None
+
+
+class DeviceStage:
+    """Implements stage.StageModel over ``ops``; ``facts`` sizes what is sent. All memory is allocated here or before."""
+
+    def __init__(self, ops: KernelOps, weights: StageWeights, rope: Rope, facts: EngineFacts) -> None:
+        self.ops, self.weights, self._rope, self._facts = ops, weights, rope, facts
+        self._pairs = len(rope.frequencies)
+        pages = -(-(facts.context + 1) // facts.page_tokens)
+        widest = Fields(max(ROW_BUCKETS[-1], facts.chunk), ROW_BUCKETS[-1], pages + SPLIT // facts.page_tokens, self._pairs)
+        self._sender = WindowSender(ops.device, ops.stream, widest.words)
+        self._graphs: dict[tuple[int, int], Graph] = {}
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._graphs)
+
+    def forward(self, window: Window, hidden: Floats | None) -> Floats:
+        """Hidden rows float32 [rows, width], or on the last stage the logits [wanted rows, vocabulary], as forward.StageModel."""
+        count = sum(len(segment.tokens) for segment in window.segments)
+        if hidden is not None:
+            space = self.ops.space.hidden.rows(0, count)
+            self.ops.device.upload(space, np.ascontiguousarray(hidden), self.ops.stream)
+        result = self._decode(window, count) if window.kind == "decode" else self._prompt(window, count)
+        if self.weights.output is None:
+            return self._download(self.ops.space.hidden.rows(0, count))
+        return result
+
+    def _send(self, window: Window, fields: Fields, context: int) -> WindowRows:
+        self._sender.send(window, fields, self._rope, scratch_page=self.ops.pages.data.shape[0] - 1)
+        return self._sender.rows(fields, context)
+
+    def _decode(self, window: Window, count: int) -> Floats:
+        rows = row_bucket(count)
+        context = context_bucket(max(segment.end for segment in window.segments), self._facts.context)
+        window_rows = self._send(window, Fields(rows, rows, -(-context // self._facts.page_tokens), self._pairs), context)
+        self._graph(window_rows).replay(self.ops.stream)
+        if self.weights.output is None:
+            return np.empty((0, 0), np.float32)
+        return self._download(self.ops.space.logits.rows(0, len(wanted_rows(window))))
+
+    def _graph(self, rows: WindowRows) -> Graph:
+        """The graph of this pair of buckets; its head computes logits for every row."""
+        key = (rows.count, rows.context)
+        graph = self._graphs.get(key)
+        if graph is None:
+            with self.ops.device.capture(self.ops.stream) as graph:
+                self._layers(rows)
+                if self.weights.output is not None:
+                    self.ops.logits(rows.wanted, *self.weights.output)
+            self._graphs[key] = graph
+        return graph
+
+    def _prompt(self, window: Window, count: int) -> Floats:
+        length = max(segment.end for segment in window.segments)
+        rows = self._send(window, Fields(count, len(window.segments), -(-length // self._facts.page_tokens), self._pairs), 0)
+        self._layers(rows)
+        pieces = [np.empty((0, self.ops.config.vocab_size), np.float32)]
+        num_wanted = len(wanted_rows(window))
+        for start in range(0, num_wanted if self.weights.output else 0, HEAD_ROWS):
+            wanted = rows.wanted.rows(start, min(start + HEAD_ROWS, num_wanted))
+            assert self.weights.output is not None
+            pieces.append(self._download(self.ops.logits(wanted, *self.weights.output)))
+        return np.concatenate(pieces)
+
+    def _layers(self, rows: WindowRows) -> None:
+        if self.weights.embedding is not None:
+            self.ops.embed(rows, self.weights.embedding)
+        for index, layer in enumerate(self.weights.layers):
+            self.ops.block(index, layer, rows)
+        if self.weights.output is None:
+            self.ops.finish(rows)
+
+    def _download(self, buffer: Buffer) -> Floats:
+        host = np.empty(buffer.shape, np.float32)
+        self.ops.device.download(host, buffer, self.ops.stream)
+        self.ops.stream.synchronize()
+        return host
+
+    def copy_out(self, pages: Tokens) -> HostArray:
+        """A host image of whole pages: int8 [pages, page_bytes]."""
+        pool = self.ops.pages.data
+        image: HostArray = np.empty((len(pages), pool.shape[1]), np.int8)
+        for line, page in zip(image, pages):
+            self.ops.device.download(line[np.newaxis], pool.rows(page, page + 1), self.ops.stream)
+        self.ops.stream.synchronize()
+        return image
+
+    def copy_in(self, image: Any, pages: Tokens) -> None:
+        """Write an image back, to these pages. Raises ValueError if their number differs."""
+        if len(image) != len(pages):
+            raise ValueError(f"an image of {len(image)} pages does not fit {len(pages)} pages")
+        for line, page in zip(image, pages):
+            self.ops.device.upload(self.ops.pages.data.rows(page, page + 1), line[np.newaxis], self.ops.stream)
+        self.ops.stream.synchronize()
+
+
+def load_device_stage(device: Device, file: GGUFFile, config: ModelConfig, span: range, facts: EngineFacts) -> DeviceStage:
+    """Layers ``span`` of a model on ``device``, its kernels compiled.
+
+    Raises DeviceError for what does not fit or compile, ModelError for heads that the kernels cannot hold.
+    """
+    try:
+        shape = PageShape(len(span), config.num_kv_heads, config.head_dim, facts.page_tokens)
+    except ValueError as error:
+        raise ModelError(f"{file.path}: {error}; use --device cpu") from error
+    stream = device.stream()
+    loader = WeightLoader(file, config, device, stream)
+    weights = load_weights(loader, config, span)
+    pages = Pages(shape, device.allocate((facts.num_pages + 1, shape.page_bytes), np.int8))
+    space = Workspace(device, config, pages, max(ROW_BUCKETS[-1], facts.chunk), facts.context, stream)
+    ends = [matrix for matrix in (weights.embedding, weights.output[1] if weights.output else None) if matrix is not None]
+    counts = sorted({row_bucket(rows) for rows in range(1, min(facts.max_rows, ROW_BUCKETS[-1]) + 1)} | {facts.chunk})
+    device.compile(list(kernels_of(config, weights.layers, ends, counts)))
+    rope = Rope(config.rope, loader.optional("rope_freqs.weight"))
+    return DeviceStage(KernelOps(device, config, pages, space, stream), weights, rope, facts)
+
+
+def load_weights(loader: WeightLoader, config: ModelConfig, span: range) -> StageWeights:
+    """The weights of layers ``span``, with the ends of the model where the span has them. A tied matrix is taken once."""
+    is_first, is_last = span.start == 0, span.stop == config.num_layers
+    embedding = loader.matrix("token_embd.weight") if is_first or (is_last and config.tied) else None
+    output = None
+    if is_last:
+        head = embedding if config.tied and embedding is not None else loader.matrix("output.weight")
+        output = (loader.norm("output_norm.weight"), head)
+    return StageWeights(tuple(loader.layer(index) for index in span), embedding if is_first else None, output)
