@@ -20,6 +20,8 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKENS = 64
 MAX_BIASES = 1024
 MAX_LOGPROBS = 20
+# A seed drawn here is reported in JSON, where JavaScript keeps no more bits of an integer: it must be able to send it back.
+SEED_BITS = 53
 # Below this the division by the temperature could overflow; the result would be the likeliest token anyway.
 GREEDY_BELOW = 1e-5
 
@@ -106,7 +108,7 @@ def read_sampling(fields: Fields, settings: Settings, vocab_size: int) -> Sampli
         repetition_penalty=number("repetition_penalty", 0, 100, above=True)
         if repetition is None or fields.has("repetition_penalty") else repetition,
         logit_bias=read_logit_bias(fields, vocab_size),
-        seed=secrets.randbits(63) if seed is None or seed < 0 else seed,
+        seed=secrets.randbits(SEED_BITS) if seed is None or seed < 0 else seed,
     )
 
 

@@ -35,6 +35,8 @@ def request_facts(exchange: Exchange, seconds: float) -> dict[str, object]:
         "ms": round(seconds * 1e3, 1),
         "bytes": exchange.sent,
     }
+    if exchange.error is not None:
+        facts["error"] = exchange.error.code or exchange.error.type
     entry = exchange.entry
     if entry.usage is None:
         return facts

@@ -1,9 +1,11 @@
-"""Text and tokens without generating: /tokenize, /detokenize, /apply-template."""
+"""Text and tokens without generating: /tokenize, /detokenize, /apply-template. All of it, the JSON too, on a worker thread."""
 
 from __future__ import annotations
 
-from strata.server.exchange import Exchange, json_response
-from strata.server.fields import Fields, parse_object
+from collections.abc import Callable
+
+from strata.server.exchange import Exchange, Response, json_response
+from strata.server.fields import parse_object
 from strata.server.prompts import read_chat, read_ids
 from strata.server.service import Service, Site
 
@@ -11,7 +13,24 @@ MAX_TEXT = 2**31  # the body's cap is the real one
 
 
 async def tokenize(site: Site, exchange: Exchange) -> None:
-    exchange.respond(json_response(await site.off_loop(tokens_of, exchange.body, site.loaded())))
+    await _answer(site, exchange, tokens_of)
+
+
+async def detokenize(site: Site, exchange: Exchange) -> None:
+    await _answer(site, exchange, text_of)
+
+
+async def apply_template(site: Site, exchange: Exchange) -> None:
+    await _answer(site, exchange, prompt_of)
+
+
+async def _answer(site: Site, exchange: Exchange, function: Callable[[bytes, Service], object]) -> None:
+    service = site.loaded()
+
+    def work() -> Response:
+        return json_response(function(exchange.body, service))
+
+    exchange.respond(await site.off_loop(work))
 
 
 def tokens_of(body: bytes, service: Service) -> dict[str, object]:
@@ -45,10 +64,6 @@ def _piece(service: Service, token: int) -> str | list[int]:
         return list(data)
 
 
-async def detokenize(site: Site, exchange: Exchange) -> None:
-    exchange.respond(json_response(await site.off_loop(text_of, exchange.body, site.loaded())))
-
-
 def text_of(body: bytes, service: Service) -> dict[str, object]:
     fields = parse_object(body)
     given = fields.value("tokens")
@@ -58,10 +73,5 @@ def text_of(body: bytes, service: Service) -> dict[str, object]:
     return {"content": service.tokenizer.decode(tokens)}
 
 
-async def apply_template(site: Site, exchange: Exchange) -> None:
-    exchange.respond(json_response(await site.off_loop(_rendered, exchange.body, site.loaded())))
-
-
-def _rendered(body: bytes, service: Service) -> dict[str, object]:
-    fields: Fields = parse_object(body)
-    return {"prompt": read_chat(fields, service).text}
+def prompt_of(body: bytes, service: Service) -> dict[str, object]:
+    return {"prompt": read_chat(parse_object(body), service).text}

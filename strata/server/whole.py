@@ -6,21 +6,30 @@ import time
 
 from strata.server.answer import Answer, finish_members
 from strata.server.choice import Choice
-from strata.server.exchange import json_response
+from strata.server.exchange import Response, json_response
 from strata.server.shapes import envelope
 
 
 class WholeAnswer(Answer):
     """See the head of this file."""
 
+    async def run(self) -> None:
+        await super().run()
+        # Logprobs of a long prompt or answer are millions of entries: too long for the loop's thread.
+        has_much = self.output.logprobs >= 0
+        self.exchange.respond(await self.site.off_loop(self._make) if has_much else self._make())
+
     def complete(self) -> None:
+        """``run`` goes on from here."""
+
+    def _make(self) -> Response:
         model = self.service.model.name
         answer = envelope(self.admitted.id, self.style.whole, int(time.time()), model, self.site.fingerprint)
         answer["choices"] = [self._choice(choice) for choice in self.choices]
         answer["usage"] = self.usage()
         answer["timings"] = self.timings()
         answer["seed"] = self.admitted.seed
-        self.exchange.respond(json_response(answer))
+        return json_response(answer)
 
     def _choice(self, choice: Choice) -> dict[str, object]:
         text = choice.take_text()

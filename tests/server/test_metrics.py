@@ -222,7 +222,7 @@ async def test_one_line_a_request(caplog: pytest.LogCaptureFixture) -> None:
     first, second = lines(caplog)
     assert "request=job-1" in first and "route=/v1/completions" in first and "status=200" in first
     assert "end=length" in first and "generated=6" in first and "secret" not in first
-    assert "route=other" in second and "status=404" in second and "fake" not in second
+    assert "route=other" in second and "status=404" in second and "error=not_found" in second and "fake" not in second
 
 
 async def test_json_lines(caplog: pytest.LogCaptureFixture) -> None:
