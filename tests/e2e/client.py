@@ -115,7 +115,7 @@ class Result:
     def _take_logprobs(self, lists: dict[str, Any]) -> None:
         """In the shape of completions or of chat."""
         self.logprobs += lists.get("token_logprobs") or [entry["logprob"] for entry in lists.get("content") or []]
-        tops = [list(top.values()) for top in lists.get("top_logprobs") or []]
+        tops = [list(top.values()) for top in lists.get("top_logprobs") or [] if top is not None]
         tops += [[one["logprob"] for one in entry["top_logprobs"]] for entry in lists.get("content") or []]
         for top in tops:
             best = sorted(top, reverse=True)

@@ -33,7 +33,12 @@ async def serving(model: Path = TINY, **settings: Any) -> AsyncIterator[Served]:
     """A server on a free port of this machine, ready, and stopped at the end without waiting for anybody."""
     server = Server(Settings(**{"model": model, "port": 0, "context": CONTEXT, "drain_timeout_s": 0.0, **settings}))
     async with server:
-        yield Served(server)
+        served = Served(server)
+        try:
+            yield served
+        finally:
+            for call in served.calls:
+                call.leave()
 
 
 def some_tokens(count: int, seed: int = 0) -> list[int]:
@@ -96,6 +101,7 @@ class Served:
         manager = server._manager
         assert manager is not None
         self.manager = manager
+        self.calls: list[Call] = []
 
     def view(self) -> MachineView:
         return self.manager.view()
@@ -103,8 +109,13 @@ class Served:
     def tap(self) -> Tap:
         return Tap(self.manager)
 
+    async def open(self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> Call:
+        """A request that is sent; its answer is not waited for."""
+        self.calls.append(await Call.open(self.url, method, path, body, headers))
+        return self.calls[-1]
+
     async def call(self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> Call:
-        return await (await Call.open(self.url, method, path, body, headers)).answered()
+        return await (await self.open(method, path, body, headers)).answered()
 
     async def get(self, path: str) -> Any:
         """The JSON of a GET that must succeed."""
@@ -118,19 +129,18 @@ class Served:
         assert call.status == 200, await call.read()
         return await call.json()
 
-    async def complete(self, prompt: Prompt, max_tokens: int = 16, **more: Any) -> Result:
+    async def complete(self, prompt: Prompt, max_tokens: int | None = 16, **more: Any) -> Result:
         """A whole completion, greedy and of full length if not said otherwise; of messages a chat completion."""
         body = await self.post(CHAT if is_chat(prompt) else COMPLETIONS, completion(prompt, max_tokens, **more))
         result = Result()
         result.take(body, body["choices"][0])
         return result
 
-    async def stream(self, prompt: Prompt, max_tokens: int = 16, **more: Any) -> Stream:
+    async def stream(self, prompt: Prompt, max_tokens: int | None = 16, **more: Any) -> Stream:
         """The same streamed; returns when the request is sent. The status is that of the first event."""
         more = {"stream": True, "stream_options": {"include_usage": True}, **more}
         path = CHAT if is_chat(prompt) else COMPLETIONS
-        call = await Call.open(self.url, "POST", path, completion(prompt, max_tokens, **more))
-        return Stream(call)
+        return Stream(await self.open("POST", path, completion(prompt, max_tokens, **more)))
 
     async def until(self, condition: Callable[[MachineView], bool]) -> MachineView:
         """Wait until ``condition(view)``, looking whenever the server has answered a request in between."""
@@ -143,7 +153,7 @@ def is_chat(prompt: Prompt) -> bool:
     return not isinstance(prompt, str) and isinstance(prompt[0], dict)
 
 
-def completion(prompt: Prompt, max_tokens: int, **more: Any) -> dict[str, Any]:
+def completion(prompt: Prompt, max_tokens: int | None, **more: Any) -> dict[str, Any]:
     """A request's body: greedy, of full length, logprobs with an alternative, token ids given back."""
     body = {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     if is_chat(prompt):
@@ -151,7 +161,7 @@ def completion(prompt: Prompt, max_tokens: int, **more: Any) -> dict[str, Any]:
     return {"prompt": prompt, **body, "logprobs": 2, **more}
 
 
-async def cold(prompt: Prompt, max_tokens: int = 16, settings: Mapping[str, Any] | None = None, **more: Any) -> Result:
+async def cold(prompt: Prompt, max_tokens: int | None = 16, settings: Mapping[str, Any] | None = None, **more: Any) -> Result:
     """The same request alone on a fresh server: the oracle."""
     async with serving(**(settings or {})) as served:
         return await served.complete(prompt, max_tokens, **more)
