@@ -67,7 +67,8 @@ SLOT_STATES = ("empty", "held", "restoring", "reading", "decoding", "leaving")
 METRICS: tuple[Metric, ...] = (
     # vLLM's, from the machine's picture.
     Metric("vllm:num_requests_running", "gauge", "Requests that have a slot.", "requests", read=lambda view: view.running),
-    Metric("vllm:num_requests_waiting", "gauge", "Requests that wait for a slot.", "requests", read=lambda view: view.waiting),
+    Metric("vllm:num_requests_waiting", "gauge", "Requests that wait for a slot, preempted ones included.", "requests",
+           read=lambda view: view.waiting + view.preempted),
     Metric(
         "vllm:kv_cache_usage_perc", "gauge", "Share of the KV pages that running requests need; 1 is all of them.", "ratio",
         read=lambda view: view.pages_busy / max(1, view.pages_total),
@@ -139,6 +140,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("strata_config_info", "gauge", "1; the labels are the settings that decide about speed.", source="server", is_info=True,
            read=lambda server: server.config),
     Metric("strata_queue_limit", "gauge", "Requests that may wait.", "requests", source="server", read=lambda server: server.queue_limit),
+    Metric("strata_host_memory_bytes", "gauge", "Memory of the machine (Linux).", "bytes", "kind", ("total", "available"),
+           source="server", read=lambda server: server.memory),
     Metric("strata_http_connections", "gauge", "Open connections.", "connections", source="server", read=lambda server: server.connections),
     Metric("strata_loop_lag_seconds", "histogram", "How late a timer of the event loop is, once a second.", "seconds", buckets=LAG),
     Metric("strata_refused", "counter", "Requests answered with an error, by reason.", "requests", "reason", REFUSALS),
@@ -180,6 +183,12 @@ class Metrics:
         self._counters[metric.name] = counter.labels(**fixed) if fixed and not own else counter
         for value in metric.values:
             counter.labels(**fixed, **{metric.label: value})
+
+    def know_routes(self, routes: Iterable[str]) -> None:
+        """Make the series of these routes, at 0: Prometheus sees no increase from nothing to 1."""
+        for route in routes:
+            for status in ("2xx", "4xx", "5xx"):
+                self._counters["strata_http_requests"].labels(route=route, status=status)
 
     # ---------------------------------------------------------------- what happens
 

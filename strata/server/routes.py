@@ -79,6 +79,7 @@ class Routes:
         self._handlers: dict[str, dict[str, Handler]] = {}
         for method, path, handler in TABLE:
             self._handlers.setdefault(path, {})[method] = handler
+        site.metrics.know_routes((*self._handlers, "other"))
         templates = [*self._handlers, *ALIASES]
         self._exact = {path: ALIASES.get(path, path) for path in templates if ARGUMENT not in path}
         self._prefixes = {path.removesuffix(ARGUMENT): ALIASES.get(path, path) for path in templates if ARGUMENT in path}

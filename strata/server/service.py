@@ -19,6 +19,7 @@ from strata.errors import Draining, EngineDead, Loading, Unavailable
 from strata.messages import Request, RequestEvent
 from strata.metrics import Metrics
 from strata.server.guard import Guard
+from strata.server.host import memory_bytes
 from strata.text.template import ChatTemplate
 from strata.text.tokenizer import Tokenizer
 
@@ -73,11 +74,13 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """What /metrics says of the server beside the slots. ``config``: label values by label name."""
+    """What /metrics says of the server beside the slots. ``memory``: bytes by kind, empty where the system does not say;
+    ``config``: label values by label name."""
 
     is_ready: bool
     connections: int
     queue_limit: int
+    memory: Mapping[str, float]
     config: Mapping[str, str]
 
 
@@ -138,7 +141,7 @@ class Site:
             is_ready = False
         config = {name: str(getattr(settings, name)) for name in ("device", "batch", "kv", "chunk", "deterministic")}
         config["context"] = str(self.service.model.context) if self.service is not None else ""
-        return ServerView(is_ready, self.connections(), settings.queue_size, config)
+        return ServerView(is_ready, self.connections(), settings.queue_size, memory_bytes(), config)
 
     async def off_loop(self, function: Callable[..., T], *arguments: object) -> T:
         """Run ``function`` on a worker thread; the loop goes on meanwhile."""
