@@ -72,7 +72,8 @@ class Panel:
 PANELS: dict[str, list[Panel]] = {
     "Overview": [
         Panel("Model", "Model and version that answer.", "none", [(now("strata_build_info"), "{{model_name}} {{version}}")], "number"),
-        Panel("Engines up", "Servers whose engine runs.", "none", [(total("strata_engine_up"), "up")], "number"),
+        Panel("Ready", "Servers that take work (see strata_engine_up for those whose engine has died).", "none",
+              [(total("strata_ready"), "ready"), (total("strata_engine_up"), "engines")], "number"),
         Panel("Running", "Requests that have a slot.", "none", [(total("vllm:num_requests_running"), "running")], "number"),
         Panel("Waiting", "Requests in the queue, preempted ones included.", "none", [(total("strata_queue_depth"), "waiting")], "number"),
         Panel("Generated", "Tokens a second, all answers together.", "none", [(rate("vllm:generation_tokens_total"), "tok/s")], "number"),
@@ -121,6 +122,8 @@ PANELS: dict[str, list[Panel]] = {
               [(total("strata_held_tokens"), "tokens")]),
         Panel("Conversations without a slot", "Shelved on the device, parked in host memory.", "none",
               [(total("strata_conversations", by="place"), "{{place}}")], "stack"),
+        Panel("Conversations moved per minute", "Out of a slot, out to host memory, and back.", "none",
+              [(f"60 * {rate('strata_conversation_moves_total', by='kind')}", "{{kind}}")], "stack"),
         Panel("Host memory of parked conversations", "What they take and may take.", "bytes", [
             (total("strata_parked_bytes"), "used"), (total("strata_parked_limit_bytes"), "limit"),
         ]),
@@ -145,6 +148,13 @@ PANELS: dict[str, list[Panel]] = {
             (mean("vllm:request_prompt_tokens"), "prompt"), (mean("vllm:request_generation_tokens"), "answer"),
         ]),
     ],
+    "Machine": [
+        Panel("Memory of the machine", "Total and available (Linux).", "bytes",
+              [(f"max by (kind) ({now('strata_host_memory_bytes')})", "{{kind}}"),
+               (total("process_resident_memory_bytes"), "this server")]),
+        Panel("Processor seconds per second", "Of the server's processes (Linux).", "none",
+              [(rate("process_cpu_seconds_total", by="instance"), "{{instance}}")]),
+    ],
     "Drafting": [
         Panel("Drafts per second", "Tokens drafted, and those of them that the model itself would have picked.", "none", [
             (rate("vllm:spec_decode_num_draft_tokens_total"), "drafted"),
@@ -163,6 +173,11 @@ PANELS: dict[str, list[Panel]] = {
               [(f"60 * {rate('strata_http_requests_total', by='status')}", "{{status}}")], "stack"),
         Panel("Duration of HTTP requests", "From the head of the request to the end of the answer, all routes.", "s",
               percentiles("strata_http_request_seconds")),
+        Panel("Open connections", "At the moment of the scrape.", "none", [(total("strata_http_connections"), "open")]),
+        Panel("Refusals per minute", "Requests that were not taken, by reason.", "none",
+              [(f"60 * {rate('strata_refused_total', by='reason')}", "{{reason}}")], "stack"),
+        Panel("Lag of the event loop", "How late a timer comes; above 0.1 s streams stutter.", "s",
+              percentiles("strata_loop_lag_seconds")),
         Panel("Duration of a scrape", "Grows when something holds up the event loop.", "s",
               [(f"max by (instance) ({now('scrape_duration_seconds')})", "{{instance}}")]),
     ],

@@ -29,8 +29,9 @@ set it needs one, like every other route. `configs/monitoring/` has rules, alert
   speed in tokens per second, and two scrapers do not disturb each other.
 - A request is counted once, when it ends, however it ends: an aborted one is in every total and histogram that a finished one is
   in. Only generated tokens and the gaps between them count as they come.
-- What describes slots, pages and the queue is absent while the model loads. `strata_build_info` is always there: 1, with the labels
-  `version` and `model_name`.
+- What describes slots, pages and the queue is absent while the model loads. `strata_build_info` (labels `version`, `model_name`) and
+  `strata_config_info` (labels `device`, `batch`, `context`, `kv`, `chunk`, `deterministic`) are always 1.
+- On Linux the usual `process_...` metrics are there too: memory, processor time, open files, time of the start.
 """
 
 QUERIES = (

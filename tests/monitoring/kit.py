@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from strata.messages import Usage
 from strata.metrics import Metrics
+from strata.server.service import ServerView
 from strata.slots.view import Counters, MachineView, SlotView
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -121,6 +122,9 @@ def view() -> MachineView:
 def exposition(accept: str = "") -> bytes:
     """What /metrics says after one request of each end."""
     metrics = Metrics("tiny", "1.0", view)
+    config = dict.fromkeys(("device", "batch", "kv", "chunk", "deterministic", "context"), "")
+    metrics.server = lambda: ServerView(True, 1, 64, {"total": 2.0, "available": 1.0}, config)
+    metrics.loop_lag(0.001)
     metrics.first_token(0.2)
     metrics.generated(1)
     metrics.next_tokens(0.05)

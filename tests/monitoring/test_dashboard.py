@@ -20,7 +20,7 @@ def variables() -> dict[str, Any]:
 
 def test_it_has_its_rows() -> None:
     rows = [panel["title"] for panel in dashboard()["panels"] if panel["type"] == "row"]
-    assert rows == ["Overview", "Slots and KV", "Pipeline", "Drafting", "HTTP"]
+    assert rows == ["Overview", "Slots and KV", "Pipeline", "Machine", "Drafting", "HTTP"]
 
 
 def test_grafana_may_provision_it() -> None:

@@ -17,8 +17,8 @@ from tests.monitoring.kit import (
 
 RECORDED = set(rules(RULES[0]))
 ALERTS = set(rules(RULES[1]))
-# Positions per page: a constant, to compute with.
-NOT_SHOWN = {"strata_page_tokens"}
+# Constants: to compute with (positions per page, the queue's cap), and to tell two servers apart.
+NOT_SHOWN = {"strata_page_tokens", "strata_queue_limit", "strata_config_info"}
 RECORDED_LABELS = {"finished_reason", "status"}
 VALUES = {
     "status": set(STATUS_CLASSES),
