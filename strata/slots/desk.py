@@ -11,6 +11,7 @@ from bisect import insort
 from strata.errors import QueueFull, StrataError
 from strata.messages import Cancelled, Failed, Finished, FinishReason
 from strata.slots import states
+from strata.slots.events import Trace
 from strata.slots.memory import Memory
 from strata.slots.policy import retry_after
 from strata.slots.slot import Outcome, Run, Slot
@@ -61,6 +62,7 @@ class Desk:
         run.state = states.step(states.REQUEST, run.state, RequestEvent.END)
         del self.runs[run.request.id]
         self.counters.ended[kind] += 1
+        self._trace(run)
         self.may_seat = True
         if not is_seated:
             self.queue.remove(run)
@@ -75,6 +77,12 @@ class Desk:
             # A preempted request's image becomes an ordinary one.
             conversation.claimed = False
             self.memory.trim_host()
+
+    def _trace(self, run: Run) -> None:
+        if run.origin[0]:
+            request = run.request
+            prompt, generated = len(request.prompt), len(run.generated)
+            self.out.append(Trace(request.id, run.arrived_at, *run.origin, prompt, run.cached, generated, _seat_of(run)))
 
     # ---- leaving
 

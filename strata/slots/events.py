@@ -1,7 +1,8 @@
 """What goes into the slot machine and what comes out.
 
 In: the events below, and the engine's own (``WindowDone``, ``CopyDone``, ``EngineFailed``). Out: commands, which are the shared nouns
-themselves: a ``Window`` to run, a ``PageCopy`` to start, or a ``RequestEvent`` to deliver. Commands are carried out in the order given.
+themselves: a ``Window`` to run, a ``PageCopy`` to start, a ``RequestEvent`` to deliver, or a ``Trace`` for whoever keeps traces. Commands
+are carried out in the order given.
 """
 
 from __future__ import annotations
@@ -55,9 +56,28 @@ class Abort:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a replay needs to know of a seated request that has ended: ids, times and counts, never a token.
+
+    ``conversation`` began with the first ``shared`` tokens of conversation ``parent`` (itself, where it was continued; 0 for none) as
+    that was then. ``arrived``: seconds of the machine's clock.
+    """
+
+    request_id: str
+    arrived: float
+    conversation: int
+    parent: int
+    shared: int
+    prompt: int
+    cached: int
+    generated: int
+    slot: int
+
+
 class IllegalEvent(Exception):
     """An event that cannot happen now (an unknown window, a request id in use). Raised before anything was changed: a bug elsewhere."""
 
 
 Event = Arrive | Cancel | Stop | Tick | Drain | Abort | EngineEvent
-Command = Window | PageCopy | RequestEvent
+Command = Window | PageCopy | RequestEvent | Trace

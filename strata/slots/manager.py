@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 
 from strata.errors import EngineDead
 from strata.messages import Cancelled, Engine, EngineEvent, EngineFailed, Failed, Finished, PageCopy, Request, RequestEvent, Window
 from strata.slots import events
-from strata.slots.events import Command, Event
+from strata.slots.events import Command, Event, Trace
 from strata.slots.machine import SlotMachine
 from strata.slots.view import MachineView
 
@@ -24,17 +25,26 @@ Deliver = Callable[[RequestEvent], None]
 IDLE_CHECK_S = 1.0
 """The books are checked when nothing has happened for this long; it costs milliseconds with large histories."""
 
+HOST_LOOK_S = 5.0
+"""While requests run, free host memory is looked at this often."""
+
 
 class SlotManager:
-    """Feeds ``machine`` and obeys it. ``clock``: monotonic seconds. ``host_free``: free host memory in bytes, None for no floor."""
+    """Feeds ``machine`` and obeys it.
+
+    ``clock``: monotonic seconds. ``host_free``: free host memory in bytes, None for no floor. ``trace``: gets one ``Trace`` per request
+    that was seated, when it has ended.
+    """
 
     def __init__(
         self, machine: SlotMachine, engine: Engine, clock: Callable[[], float], host_free: Callable[[], int] | None = None,
+        trace: Callable[[Trace], None] | None = None,
     ) -> None:
         self.machine = machine
         self.engine = engine
         self.clock = clock
         self.host_free = host_free
+        self.trace = trace
         self._streams: dict[str, Deliver] = {}
         self._commands: deque[Command] = deque()
         self._is_draining_commands = False
@@ -43,6 +53,8 @@ class SlotManager:
         self._idle_check: asyncio.TimerHandle | None = None
         self._is_idle = asyncio.Event()
         self._is_closed = False
+        self._looked_at = -math.inf
+        self._due = math.inf
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the engine; its reports reach the machine on ``loop``."""
@@ -139,6 +151,9 @@ class SlotManager:
             self.engine.submit(command)
         elif isinstance(command, PageCopy):
             self.engine.copy(command)
+        elif isinstance(command, Trace):
+            if self.trace is not None:
+                self.trace(command)
         elif isinstance(command, (Finished, Failed, Cancelled)):
             self._deliver(self._streams.pop(command.request_id), command)
         else:
@@ -157,12 +172,7 @@ class SlotManager:
         """Set the timers that follow from the machine's state: the next deadline, and the check when idle."""
         if self._loop is None:
             return
-        if self._wake is not None:
-            self._wake.cancel()
-            self._wake = None
-        due = self.machine.wake_at()
-        if due is not None:
-            self._wake = self._loop.call_later(max(0.0, due - self.clock()), self._tick)
+        self._set_wake(self._loop)
         if not self.machine.is_idle:
             self._is_idle.clear()
         elif not self._is_idle.is_set():
@@ -171,8 +181,21 @@ class SlotManager:
                 self._idle_check.cancel()
             self._idle_check = self._loop.call_later(IDLE_CHECK_S, self._check_idle)
 
+    def _set_wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        due = self.machine.wake_at()
+        due = math.inf if due is None else due
+        if self.host_free is not None and not self.machine.is_idle:
+            due = min(due, self._looked_at + HOST_LOOK_S)
+        if due == self._due:
+            return
+        if self._wake is not None:
+            self._wake.cancel()
+        self._due = due
+        self._wake = loop.call_later(max(0.0, due - self.clock()), self._tick) if due < math.inf else None
+
     def _tick(self) -> None:
-        self._wake = None
+        self._wake, self._due = None, math.inf
+        self._looked_at = self.clock()
         self._feed(events.Tick(self.host_free() if self.host_free is not None else None))
 
     def _check_idle(self) -> None:

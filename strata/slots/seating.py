@@ -225,11 +225,12 @@ class Seating:
         """Count a first seating and tell the client; a preempted request that comes back is neither."""
         if run.seated_at is not None:
             return
+        assert run.slot is not None and run.conversation is not None
+        run.origin = run.conversation.id, source.conversation.id if source.conversation is not None else 0, source.common
         counters, total = self.memory.counters, len(run.request.prompt)
         run.seated_at, run.cached = now, source.resume
         kind = "restored" if restoring else "continued" if source.continues else "borrowed"
         counters.reuse[kind if run.cached else "none"] += 1
         counters.prompt_tokens += total
         counters.cached_tokens += run.cached
-        assert run.slot is not None
         self.memory.out.append(Progress(run.request.id, run.cached, total, run.cached, run.slot.id))

@@ -25,12 +25,15 @@ class Outcome(Enum):
 
 
 class Run:
-    """One admitted request. ``limit``: tokens it may generate. ``submitted``: the position that the next window starts at."""
+    """One admitted request. ``limit``: tokens it may generate. ``submitted``: the position that the next window starts at.
+
+    ``origin``: the ids of its conversation and of the one it shares ``origin[2]`` tokens with.
+    """
 
     __slots__ = (
         "request", "packed_prompt", "order", "limit", "state", "conversation", "slot", "generated", "submitted", "in_flight",
         "overtaken", "cached", "logprobs_read", "waits_for", "waits_until", "drafted", "accepted", "preemptions",
-        "arrived_at", "deadline", "seated_at", "first_at", "last_at",
+        "arrived_at", "deadline", "seated_at", "first_at", "last_at", "origin",
     )
 
     def __init__(self, request: Request, packed: bytes, order: int, limit: int, now: float) -> None:
@@ -46,6 +49,7 @@ class Run:
         self.cached = self.logprobs_read = self.drafted = self.accepted = self.preemptions = 0
         self.waits_for: Run | None = None
         self.waits_until = 0
+        self.origin = 0, 0, 0
         self.arrived_at = now
         self.deadline = 0.0
         self.seated_at: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from strata.messages import (
     Cancelled, EngineFacts, Failed, Finished, NewTokens, PageCopy, Placement, Progress, Request, Sampling, Terminal, Tokens, Window,
 )
-from strata.slots.events import Arrive, Cancel, Command, Event
+from strata.slots.events import Arrive, Cancel, Command, Event, Trace
 from strata.slots.machine import SlotMachine
 from strata.slots.policy import SlotPolicy
 from tests.slots.fake_engine import FakeEngine, expected, facts
@@ -24,6 +24,7 @@ class House:
         self.logprobs: dict[str, list[int]] = {}
         self.progress: dict[str, list[Progress]] = {}
         self.ended: dict[str, Terminal] = {}
+        self.traces: list[Trace] = []
         self.windows: list[Window] = []
         self.copies: list[PageCopy] = []
 
@@ -88,6 +89,9 @@ class House:
             else:
                 self.copies.append(command)
             self.engine.take(command)
+            return
+        if isinstance(command, Trace):
+            self.traces.append(command)
             return
         assert command.request_id not in self.ended, f"{command} after the end"
         if isinstance(command, NewTokens):
