@@ -155,7 +155,7 @@ __device__ __forceinline__ void add_values(const Request& q, int base, int lengt
 #include "attention_end.cuh"
 
 template <int HD, int TILES>
-__global__ void __launch_bounds__(THREADS) attention(
+__global__ void __launch_bounds__(THREADS, 2) attention(
     const i8* query_codes, const float* query_scales, int rows, int heads, int kv_heads, int rows_per_tile, const int* positions,
     const int* row_table, const int* tables, int max_pages, i8* pool, i64 page_stride, i64 layer_offset, int page_tokens,
     int splits_per_block, float* partial, int max_splits, int* arrived, i8* codes, u32* meta, int width) {

@@ -2,7 +2,8 @@
 //
 // A lane loads a pair of groups of each weight row, decodes it once and multiplies it with all activation rows by dp4a, so that
 // weights are read and decoded once for all of them. COLUMNS activation rows are computed; those from count on repeat the last
-// one and are not stored. Two weight rows share the activations' loads, which are the larger half at one row.
+// one and are not stored. Two weight rows share the activations' loads, which are the larger half at one row. From four columns on the
+// compiler is given a whole multiprocessor's registers: it moves all columns' loads up, and with half of them it spills.
 //
 // matvec         y float32 [count, y_width], columns y_first and on = x W^T (+ bias); grid: rows / 16 blocks
 // matvec_swiglu  W has interleaved rows (gate, up); activations out, int8: silu(gate) * up; grid: rows / 64 blocks
@@ -46,7 +47,7 @@ __device__ __forceinline__ void dot_rows(const Weights& w, const Activations& x,
 }
 
 template <class L, int COLUMNS>
-__global__ void __launch_bounds__(THREADS) matvec(
+__global__ void __launch_bounds__(THREADS, COLUMNS <= 2 ? 2 : 1) matvec(
     const u8* weight_codes, const u16* weight_scales, const u8* weight_steps, const u32* grid, float unit, int rows, int width,
     const i8* codes, const u32* meta, int count, const float* bias, int has_bias, float* y, int y_width, int y_first) {
   struct Shared { u32 grid[L::Codes::GRID]; };
@@ -67,7 +68,7 @@ __global__ void __launch_bounds__(THREADS) matvec(
 }
 
 template <class L, int COLUMNS>
-__global__ void __launch_bounds__(THREADS) matvec_swiglu(
+__global__ void __launch_bounds__(THREADS, COLUMNS <= 2 ? 2 : 1) matvec_swiglu(
     const u8* weight_codes, const u16* weight_scales, const u8* weight_steps, const u32* grid, float unit, int rows, int width,
     const i8* codes, const u32* meta, int count, const float* bias, int has_bias, i8* out_codes, u32* out_meta, int out_width) {
   struct Shared { u32 grid[L::Codes::GRID]; float tile[COLUMNS][64]; };

@@ -30,6 +30,13 @@ __device__ __forceinline__ u32 top_bit_masks(u32 word) {
   return masks;
 }
 
+// Byte k of low below byte k of high, whose bytes are less than 128: prmt fills the upper half with the sign of the latter.
+__device__ __forceinline__ u32 pair_bytes(u32 low, u32 high, int k) {
+  u32 pair;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(pair) : "r"(low), "r"(high), "r"(0xcc40 + 0x1111 * k));
+  return pair;
+}
+
 // Four signed bytes as fp16: xor makes them 0..255, whose fp16 form is 1024 + u with u in the low bits; then 1024 + 128 off, exactly.
 __device__ __forceinline__ void bytes_to_halves(u32 bytes, u32& first, u32& second) {
   u32 shifted = bytes ^ 0x80808080u;

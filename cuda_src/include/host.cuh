@@ -91,6 +91,8 @@ static inline int dot4(int a, int b, int sum) {
 
 static inline int dot2(int pair, int bytes, int sum) { return sum + (short)pair * (i8)bytes + (pair >> 16) * (i8)(bytes >> 8); }
 
+static inline u32 pair_bytes(u32 low, u32 high, int k) { return ((low >> (8 * k)) & 255) | ((high >> (8 * k)) & 255) << 8; }
+
 static inline void bytes_to_halves(u32 bytes, u32& first, u32& second) {
   u32 half[4];
   for (int i = 0; i < 4; i++) half[i] = float_to_half((float)(i8)(bytes >> (8 * i)));

@@ -86,8 +86,8 @@ struct PackedCodes {
     u32 high = ((const u16*)(w.steps + row * (groups + groups / 2)))[pair];
     u32 lows[4] = {low.x, low.y, low.z, low.w};
     for (int i = 0; i < 16; i++) {
-      u32 index = ((lows[i / 4] >> (8 * (i % 4))) & 255) | ((high >> i) & 1) << 8;
-      words[i] = decode(w, index, (i < 8 ? signs.x : signs.y) >> (4 * (i % 8)));
+      u32 ninth_bits = (((high >> (i & 12)) & 15) * 0x10204080u >> 7) & 0x01010101u;  // one a byte, for four indices
+      words[i] = decode(w, pair_bytes(lows[i / 4], ninth_bits, i % 4), (i < 8 ? signs.x : signs.y) >> (4 * (i % 8)));
     }
   }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -17,10 +19,10 @@ def pytest_collection_modifyitems(items):
 
 
 class Bench:
-    """A device and a stream with the moves every kernel test makes."""
+    """A device and a stream with the moves every kernel test makes. STRATA_SANITIZE: see test_sanitizer.py."""
 
     def __init__(self, **options):
-        self.device = EmulatedDevice(**options)
+        self.device = EmulatedDevice(sanitize="STRATA_SANITIZE" in os.environ, **options)
         self.stream = self.device.stream()
 
     def put(self, array):
