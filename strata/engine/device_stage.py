@@ -151,8 +151,10 @@ class DeviceStage:
         self.ops.stream.synchronize()
 
 
-def load_device_stage(device: Device, file: GGUFFile, config: ModelConfig, span: range, facts: EngineFacts) -> DeviceStage:
-    """Layers ``span`` of a model on ``device``, its kernels compiled.
+def load_device_stage(
+    device: Device, file: GGUFFile, config: ModelConfig, span: range, facts: EngineFacts, packed: bool = False
+) -> DeviceStage:
+    """Layers ``span`` of a model on ``device``, its kernels compiled; ``packed`` as for WeightLoader.
 
     Raises DeviceError for what does not fit or compile, ModelError for heads that the kernels cannot hold.
     """
@@ -161,7 +163,7 @@ def load_device_stage(device: Device, file: GGUFFile, config: ModelConfig, span:
     except ValueError as error:
         raise ModelError(f"{file.path}: {error}; use --device cpu") from error
     stream = device.stream()
-    loader = WeightLoader(file, config, device, stream)
+    loader = WeightLoader(file, config, device, stream, packed)
     weights = load_weights(loader, config, span)
     pages = Pages(shape, device.allocate((facts.num_pages + 1, shape.page_bytes), np.int8))
     space = Workspace(device, config, pages, max(ROW_BUCKETS[-1], facts.chunk), facts.context, stream)
