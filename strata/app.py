@@ -114,7 +114,7 @@ class Server:
         self._model = await loop.run_in_executor(None, load_model, self.settings, self._report)
         engine = self._model.engine
         machine = SlotMachine(engine.facts, slot_policy(self.settings, engine.facts))
-        self._manager = SlotManager(machine, engine, loop.time, host_free=lambda: free_memory() or 0)
+        self._manager = SlotManager(machine, engine, time.monotonic, host_free=lambda: free_memory() or 0)
         self._manager.start(loop)
         self._site.metrics.view = self._manager.view
         self._site.service = Service(self._model.facts, self._manager, self._model.tokenizer, self._model.template)
