@@ -22,15 +22,19 @@ from strata.messages import (  # noqa: E402
     Cancelled, Failed, Finished,
 )
 from strata.slots import SlotMachine, SlotPolicy  # noqa: E402
-from strata.slots.events import Arrive, Event  # noqa: E402
+from strata.slots.events import Arrive, Event, Trace  # noqa: E402
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds. ``per_token`` and ``chunk_fixed`` are of prompt chunks, ``copy`` of one page to or from host memory."""
+    """Seconds. ``per_token`` and ``chunk_fixed`` are of prompt chunks, ``copy`` of one page to or from host memory.
+
+    A pad row may cost less than a row: it is always the same token, whose experts are in the cache.
+    """
 
     fixed: float
     per_row: float
+    per_pad: float = 0.0
     hop: float = 0.0
     host: float = 0.0
     chunk_fixed: float = 0.0
@@ -39,7 +43,8 @@ class Costs:
 
     def stage_seconds(self, window: Window) -> float:
         if window.kind == "decode":
-            return self.fixed + self.per_row * len(window.segments)
+            rows = sum(1 for segment in window.segments if segment.request_id)
+            return self.fixed + self.per_row * rows + self.per_pad * (len(window.segments) - rows)
         return self.chunk_fixed + self.per_token * len(window.segments[0].tokens)
 
 
@@ -147,7 +152,7 @@ class World:
                 self.stages.enter(command)
             elif isinstance(command, PageCopy):
                 self._copy(command)
-            else:
+            elif not isinstance(command, Trace):
                 self._tell(command)
 
     def _copy(self, copy: PageCopy) -> None:

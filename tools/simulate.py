@@ -102,7 +102,7 @@ def fit(costs: Costs, orders: int, tokens: int) -> Costs:
     best, step = misfit(costs, orders, tokens), 0.3
     while step > 0.02:
         improved = False
-        for name in ("fixed", "per_row", "hop", "host", "chunk_fixed"):
+        for name in ("fixed", "per_row", "per_pad", "hop", "host", "chunk_fixed"):
             for factor in (1 + step, 1 / (1 + step)):
                 trial = replace(costs, **{name: getattr(costs, name) * factor})
                 value = misfit(trial, orders, tokens)

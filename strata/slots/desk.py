@@ -19,7 +19,10 @@ from strata.slots.states import ConversationEvent, ConversationState, RequestEve
 
 
 class Desk:
-    """Owner of runs and queue. ``may_seat``: something has changed since the queue was last looked through. ``now``: of the event."""
+    """Owner of runs and queue. ``may_seat``: something has changed since the queue was last looked through. ``now``: of the event.
+
+    ``next_deadline``: the first in the queue, 0 for none.
+    """
 
     def __init__(self, memory: Memory, slots: list[Slot]) -> None:
         self.memory = memory
@@ -29,13 +32,25 @@ class Desk:
         self.runs: dict[str, Run] = {}
         self.queue: list[Run] = []
         self.now = 0.0
+        self.next_deadline = 0.0
         self.may_seat = False
         self._mean_seconds = 1.0
 
     def admit(self, run: Run) -> None:
         self.runs[run.request.id] = run
-        self.queue.append(run)
+        self._enqueue(run)
+
+    def _enqueue(self, run: Run) -> None:
+        """In order of arrival, so a preempted request stands before those that came later."""
+        insort(self.queue, run, key=lambda one: one.order)
         self.may_seat = True
+        if run.deadline:
+            self.next_deadline = min(run.deadline, self.next_deadline or run.deadline)
+
+    def dequeue(self, run: Run) -> None:
+        self.queue.remove(run)
+        if run.deadline and run.deadline == self.next_deadline:
+            self.next_deadline = min((one.deadline for one in self.queue if one.deadline), default=0.0)
 
     def queue_full(self, message: str) -> QueueFull:
         """The refusal, with an estimate of when to come back."""
@@ -65,7 +80,7 @@ class Desk:
         self._trace(run)
         self.may_seat = True
         if not is_seated:
-            self.queue.remove(run)
+            self.dequeue(run)
         slot, conversation = run.slot, run.conversation
         if slot is not None:
             if is_seated:
@@ -93,7 +108,7 @@ class Desk:
         run.state = states.step(states.REQUEST, run.state, RequestEvent.PREEMPT)
         run.preemptions += 1
         self.counters.preemptions += 1
-        insort(self.queue, run, key=lambda one: one.order)
+        self._enqueue(run)
         slot.step(SlotEvent.END)
         slot.outcome = Outcome.PARK
         self.settle(slot)

@@ -78,7 +78,7 @@ class SlotMachine:
 
     def wake_at(self) -> float | None:
         """When a ``Tick`` is due (the next deadline in the queue), if ever."""
-        return min((run.deadline for run in self.desk.queue if run.deadline), default=None)
+        return self.desk.next_deadline or None
 
     def view(self, now: float) -> MachineView:
         """A frozen picture for /slots and /metrics."""
@@ -207,9 +207,11 @@ class SlotMachine:
     def _seat_waiting(self) -> None:
         """Seat whoever can be seated, in order of arrival; a request that must wait for something of its own lets others pass."""
         desk = self.desk
-        if not desk.may_seat:
+        if not desk.may_seat or not desk.queue:
             return
         desk.may_seat = False
+        if not any(slot.is_free for slot in self.slots):
+            return
         for run in list(desk.queue):
             if run.is_waiting_for_prefix():
                 continue
@@ -221,7 +223,8 @@ class SlotMachine:
             headroom = sum(slot.run is not None for slot in self.slots) if preempted else 0
             verdict = self.seating.try_seat(run, desk.now, headroom)
             if verdict is Verdict.SEATED:
-                desk.queue.remove(run)
+                desk.dequeue(run)
+                run.deadline = 0.0  # it was for the first wait; a preempted request may come back whenever it can
             elif verdict is Verdict.BLOCKED:
                 break
 

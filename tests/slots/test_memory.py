@@ -236,9 +236,14 @@ def test_the_youngest_is_parked_when_pages_run_out_and_answers_stay_the_same(cac
 
 
 def test_a_parked_answer_goes_on_decoding_and_reads_nothing_again() -> None:
-    house = House(SlotPolicy(slots=2), num_pages=20)
+    house = House(SlotPolicy(slots=2, queue_timeout=1.0), num_pages=20)
     crowd(house, 2, 40)
+    while not house.machine.view(house.now).parked:
+        house.send(house.engine.land_copy() if house.engine.copies else house.engine.land_window())
+    house.now += 50
+    house.send(Tick())  # the deadline is for the first wait only
     house.run()
+    house.check("r1")
     assert house.machine.counters.preemptions and house.engine.prompt_tokens == 16
 
 
@@ -287,14 +292,3 @@ def test_admission_waits_for_pages_instead_of_taking_them_from_running_requests(
     for name in ("first", "second", "small"):
         house.check(name)
     assert house.machine.counters.preemptions == 0
-
-
-def test_page_kinds_add_up() -> None:
-    house = House(SlotPolicy(slots=2), num_pages=40)
-    house.chat("a", A)
-    house.chat("b", B)
-    house.chat("c", SIDE)
-    house.ask("d", (5,) * 9)
-    view = house.machine.view(house.now)
-    assert view.pages_free + view.pages_busy + view.pages_held + view.pages_shelved == view.pages_total == 40
-    assert (view.pages_busy, view.pages_held, view.pages_shelved) == (3, 2, 15)

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 
 from strata.slots.pages import OutOfPages, PageAllocator
+from strata.slots.policy import SlotPolicy
+from tests.slots.house import House
 
 
 def test_a_shared_page_is_free_when_its_last_owner_lets_go() -> None:
@@ -53,3 +55,14 @@ def test_counts_are_those_of_the_tables(steps: list[tuple[str, int, int]]) -> No
             pages.release(tables.pop(which % len(tables)))
         pages.check_integrity(tables)
         assert pages.num_free == 12 - len({page for table in tables for page in table})
+
+
+def test_page_kinds_add_up() -> None:
+    house = House(SlotPolicy(slots=2), num_pages=40)
+    house.chat("a", tuple(range(40)))
+    house.chat("b", tuple(range(50, 60)))
+    house.chat("c", (90, 91, 92))
+    house.ask("d", (5,) * 9)
+    view = house.machine.view(house.now)
+    assert view.pages_free + view.pages_busy + view.pages_held + view.pages_shelved == view.pages_total == 40
+    assert (view.pages_busy, view.pages_held, view.pages_shelved) == (3, 2, 15)
