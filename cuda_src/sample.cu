@@ -78,7 +78,7 @@ __device__ __forceinline__ u64 cut_of(const float* values, int vocab, float best
   return cut;
 }
 
-__global__ void __launch_bounds__(THREADS) sample(
+__global__ void __launch_bounds__(THREADS, 1) sample(
     const float* logits, float* adjusted, int vocab, const double* real, const float* ln_min_p, const u32* whole, const float* penalties,
     const int* first_entry, const int* entry_ints, const float* entry_bias, int* picks) {
   SHARED(SampleMemory, shared);
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(THREADS) sample(
 
 // Natural log of the softmax of raw logits at tokens[row] (none where negative), and the best alternatives, ordered, equal ones by id.
 // counts int32 [rows]: how many, at most room. chosen float64 [rows]; top_ids int32, top_logprobs float64 [rows, room].
-__global__ void __launch_bounds__(THREADS) logprobs(const float* logits, int vocab, const int* tokens, const int* counts, int room,
+__global__ void __launch_bounds__(THREADS, 1) logprobs(const float* logits, int vocab, const int* tokens, const int* counts, int room,
                                                     double* chosen, int* top_ids, double* top_logprobs) {
   struct Memory { SampleMemory sample; double of_warp[WARPS]; };
   SHARED(Memory, shared);

@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 from strata.config import Settings
 from strata.devices.base import Device
+from strata.engine.device_sampling import DeviceSampler
 from strata.engine.device_stage import ROW_BUCKETS, load_device_stage
 from strata.engine.families import ModelConfig
 from strata.engine.kernel_ops import HEAD_ROWS
 from strata.engine.pipeline import Pipeline
-from strata.engine.results import Sampler
 from strata.errors import ModelError, SettingError
 from strata.kernels.attention import num_splits
 from strata.kernels.pages import PageShape
@@ -119,8 +120,8 @@ def assemble_on_devices(
 ) -> Pipeline:
     """An engine of one stage for each of ``spans`` on the device beside it. Raises SettingError, ModelError, DeviceError."""
     facts, packed = size_engine(settings, file, config, spans, [device.memory().free for device in devices])
-    models = []
+    models: list[tuple[str, Any]] = []  # what leaves the last stage is for the DeviceSampler alone
     for number, (span, device) in enumerate(zip(spans, devices, strict=True)):
         stage = load_device_stage(device, file, config, span, facts, packed)
         models.append((f"stage {number} ({device.info.name}, layers {span.start} to {span.stop - 1})", stage))
-    return Pipeline(models, facts, Sampler())
+    return Pipeline(models, facts, cast(Any, DeviceSampler(models[-1][1].ops)))

@@ -56,6 +56,13 @@ class StageWeights:
     output: tuple[Buffer, Matrix] | None
 
 
+@dataclass(frozen=True, slots=True)
+class LogitsOnDevice:
+    """A window's logits where the device keeps them until the next window: float32 [wanted rows, vocabulary]."""
+
+    buffer: Buffer
+
+
 class DeviceStage:
     """Implements stage.StageModel over ``ops``; ``facts`` sizes what is sent. All memory is allocated here or before."""
 
@@ -71,29 +78,25 @@ class DeviceStage:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
-    def forward(self, window: Window, hidden: Floats | None) -> Floats:
-        """Hidden rows float32 [rows, width], or on the last stage the logits [wanted rows, vocabulary], as forward.StageModel."""
+    def forward(self, window: Window, hidden: Floats | None) -> Floats | LogitsOnDevice:
+        """Hidden rows float32 [rows, width], or on the last stage logits: on the device, or an array for prompt logprobs."""
         count = sum(len(segment.tokens) for segment in window.segments)
         if hidden is not None:
             space = self.ops.space.hidden.rows(0, count)
             self.ops.device.upload(space, np.ascontiguousarray(hidden), self.ops.stream)
         result = self._decode(window, count) if window.kind == "decode" else self._prompt(window, count)
-        if self.weights.output is None:
-            return self._download(self.ops.space.hidden.rows(0, count))
-        return result
+        return self._download(self.ops.space.hidden.rows(0, count)) if result is None else result
 
     def _send(self, window: Window, fields: Fields, context: int) -> WindowRows:
         self._sender.send(window, fields, self._rope, scratch_page=self.ops.pages.data.shape[0] - 1)
         return self._sender.rows(fields, context)
 
-    def _decode(self, window: Window, count: int) -> Floats:
+    def _decode(self, window: Window, count: int) -> LogitsOnDevice | None:
         rows = row_bucket(count)
         context = context_bucket(max(segment.end for segment in window.segments), self._facts.context)
         window_rows = self._send(window, Fields(rows, rows, -(-context // self._facts.page_tokens), self._pairs), context)
         self._graph(window_rows).replay(self.ops.stream)
-        if self.weights.output is None:
-            return np.empty((0, 0), np.float32)
-        return self._download(self.ops.space.logits.rows(0, len(wanted_rows(window))))
+        return LogitsOnDevice(self.ops.space.logits.rows(0, len(wanted_rows(window)))) if self.weights.output else None
 
     def _graph(self, rows: WindowRows) -> Graph:
         """The graph of this pair of buckets; its head computes logits for every row."""
@@ -107,15 +110,21 @@ class DeviceStage:
             self._graphs[key] = graph
         return graph
 
-    def _prompt(self, window: Window, count: int) -> Floats:
+    def _prompt(self, window: Window, count: int) -> Floats | LogitsOnDevice | None:
         length = max(segment.end for segment in window.segments)
         rows = self._send(window, Fields(count, len(window.segments), -(-length // self._facts.page_tokens), self._pairs), 0)
         self._layers(rows)
-        pieces = [np.empty((0, self.ops.config.vocab_size), np.float32)]
+        if self.weights.output is None:
+            return None
         num_wanted = len(wanted_rows(window))
-        for start in range(0, num_wanted if self.weights.output else 0, HEAD_ROWS):
+        if all(segment.prompt_logprobs < 0 for segment in window.segments):
+            logits = self.ops.space.logits.rows(0, num_wanted)
+            if num_wanted:
+                self.ops.logits(rows.wanted.rows(0, num_wanted), *self.weights.output)
+            return LogitsOnDevice(logits)
+        pieces = []
+        for start in range(0, num_wanted, HEAD_ROWS):
             wanted = rows.wanted.rows(start, min(start + HEAD_ROWS, num_wanted))
-            assert self.weights.output is not None
             pieces.append(self._download(self.ops.logits(wanted, *self.weights.output)))
         return np.concatenate(pieces)
 

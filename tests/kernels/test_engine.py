@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from strata.devices.emulated import EmulatedDevice
-from strata.engine.device_stage import context_bucket, load_device_stage, row_bucket
+from strata.engine.device_stage import LogitsOnDevice, context_bucket, load_device_stage, row_bucket
 from strata.engine.numpy_ops import NumpyOps
 from strata.errors import ModelError
 from strata.messages import EngineFacts, Window
@@ -29,6 +29,16 @@ class DeviceStages(Stages):
             load_device_stage(device, self.file, self.config, range(start, stop), FACTS)
             for device, start, stop in zip(self.devices, edges, edges[1:])
         ]
+
+    def run(self, window):
+        """As Stages.run; logits that stayed on the device are fetched."""
+        data = super().run(window)
+        if not isinstance(data, LogitsOnDevice):
+            return data
+        host, stream = np.empty(data.buffer.shape, np.float32), self.models[-1].ops.stream
+        self.devices[-1].download(host, data.buffer, stream)
+        stream.synchronize()
+        return host
 
 
 @pytest.fixture(scope="module")
