@@ -1,9 +1,9 @@
 """Attention over a paged cache: queries against keys and values as stored, page by page.
 
-Row parts. One page of one row's context is a tile: scores, their maximum, exp, sum and weighted values are computed per tile, and a
-row's tiles are merged by their maxima in page order (flash decoding). A tile's products have one fixed shape, so a row's bits
-depend only on its query, its position and its pages' contents: not on where the pages lie, nor on other rows or threads. Runs of
-consecutive pages are read in place.
+Row parts. One page of one row's context is a tile: scores, weights and weighted values are computed per tile, relative to the row's
+highest score, and a row's tiles are added in page order. A tile's products have one fixed shape, so a row's bits depend only on
+its query, its position and its pages' contents: not on where the pages lie, nor on other rows or threads. Runs of consecutive
+pages are read in place.
 
 Grid parts. Half blocks of 64 queries of one KV head's group against spans of 512 keys, with a running maximum (flash attention).
 Where spans end depends on the absolute position alone.
@@ -17,48 +17,55 @@ from numpy.typing import NDArray
 from strata.engine.kv import PagedKV
 from strata.engine.products import cuts
 from strata.engine.rows import GRID, GridPart, RowPart
+from strata.engine.threads import Threads
 
 Floats = NDArray[np.float32]
 SPAN = 512
 HALF = GRID // 2
-TILES_PER_PIECE = 24
+TILES_PER_PIECE = 5
+TILES_TOGETHER = 96
 
 
 class RowAttention:
-    """The attention of one row part: made once for a window, used for every layer. ``group``: queries per KV head."""
+    """The attention of one row part: made once for a window, used for every layer.
 
-    def __init__(self, part: RowPart, kv: PagedKV, group: int) -> None:
+    ``group``: queries per KV head. ``threads``: the tiles are cut into as many pieces, if there are enough.
+    """
+
+    def __init__(self, part: RowPart, kv: PagedKV, group: int, threads: int) -> None:
         tiles, heads, dim = part.num_tiles, *kv.data.shape[3::2]
         self.part, self.kv = part, kv
         self.scores = np.empty((tiles, heads, group, kv.page_tokens), np.float32)
         self.maxima = np.empty((tiles, heads, group, 1), np.float32)
-        self.sums = np.empty((tiles, heads, group, 1), np.float32)
-        self.values = np.empty((tiles, heads, group, dim), np.float32)
-        self.cuts = cuts(tiles, tiles // TILES_PER_PIECE)
+        # Weighted values and, behind them, the sum of the weights: what is merged by the same rule is one array.
+        self.partials = np.empty((tiles, heads, group, dim + 1), np.float32)
+        self.cuts = cuts(tiles, min(threads, tiles // TILES_PER_PIECE))
         ends = [*part.firsts[1:].tolist(), tiles]
-        self.hidden = [
-            [
-                self.scores[end - 1, :, :, filled:]
-                for end, filled in zip(ends, part.filled, strict=True)
-                if cut.start < end <= cut.stop and filled < kv.page_tokens
-            ]
-            for cut in self.cuts
-        ]
+        self.hidden = [self.scores[end - 1, :, :, filled:] for end, filled in zip(ends, part.filled, strict=True) if filled < kv.page_tokens]
+        self.rows = [self.partials[start:stop] for start, stop in zip(part.firsts.tolist(), ends, strict=True)]
+        self.merged = np.empty((len(self.rows), heads, group, dim + 1), np.float32)
 
-    def piece(self, number: int, queries: Floats, layer: int) -> None:
-        """The tiles of one of ``cuts``. ``queries`` float32 [rows, KV heads, group, head_dim], already scaled."""
-        cut = self.cuts[number]
-        scores, maxima = self.scores[cut], self.maxima[cut]
-        self._score(cut, queries, layer)
-        for hidden in self.hidden[number]:
+    def run(self, queries: Floats, layer: int, threads: Threads, out: Floats) -> None:
+        """``queries`` (already scaled) and ``out`` float32 [rows, KV heads, group, head_dim].
+
+        Threads share what reads the cache. What lies between takes long enough to be shared only for many tiles: threads that run
+        short NumPy calls side by side keep meeting at the GIL.
+        """
+        cut, pieces, together = self.cuts, len(self.cuts), [slice(0, self.part.num_tiles)]
+        between = self.cuts if self.part.num_tiles > TILES_TOGETHER else together
+        threads.run(lambda piece: self.score(cut[piece], queries, layer), pieces)
+        for hidden in self.hidden:
             hidden.fill(-np.inf)
-        np.maximum.reduce(scores, axis=-1, keepdims=True, out=maxima)
-        np.subtract(scores, maxima, out=scores)
-        np.exp(scores, out=scores)
-        np.add.reduce(scores, axis=-1, keepdims=True, out=self.sums[cut])
-        self._weigh(cut, layer)
+        threads.run(lambda piece: self.find_maxima(between[piece]), len(between))
+        highest = np.maximum.reduceat(self.maxima, self.part.firsts, axis=0)[self.part.row_of_tile]
+        threads.run(lambda piece: self.soften(between[piece], highest), len(between))
+        threads.run(lambda piece: self.weigh(cut[piece], layer), pieces)
+        for tiles, merged in zip(self.rows, self.merged, strict=True):
+            np.add.reduce(tiles, axis=0, out=merged)
+        np.divide(self.merged[..., :-1], self.merged[..., -1:], out=out)
 
-    def _score(self, cut: slice, queries: Floats, layer: int) -> None:
+    def score(self, cut: slice, queries: Floats, layer: int) -> None:
+        """Queries times keys of some tiles."""
         part = self.part
         if self.kv.scales is not None:
             keys = self.kv.gather(layer, part.pages[cut], 0)
@@ -68,23 +75,26 @@ class RowAttention:
         for row, first, stop, page in part.runs_in(cut):
             np.matmul(queries[row], stored[page : page + stop - first], out=self.scores[first:stop])
 
-    def _weigh(self, cut: slice, layer: int) -> None:
+    def find_maxima(self, cut: slice) -> None:
+        """The highest score of each tile."""
+        np.maximum.reduce(self.scores[cut], axis=-1, keepdims=True, out=self.maxima[cut])
+
+    def soften(self, cut: slice, highest: Floats) -> None:
+        """Scores to weights, exp(score - highest of the row), and their sums."""
+        scores = self.scores[cut]
+        np.subtract(scores, highest[cut], out=scores)
+        np.exp(scores, out=scores)
+        np.add.reduce(scores, axis=-1, keepdims=True, out=self.partials[cut, ..., -1:])
+
+    def weigh(self, cut: slice, layer: int) -> None:
+        """Weights times values of some tiles."""
+        values = self.partials[..., :-1]
         if self.kv.scales is not None:
-            np.matmul(self.scores[cut], self.kv.gather(layer, self.part.pages[cut], 1), out=self.values[cut])
+            np.matmul(self.scores[cut], self.kv.gather(layer, self.part.pages[cut], 1), out=values[cut])
             return
         stored = self.kv.data[layer, :, 1]
         for _, first, stop, page in self.part.runs_in(cut):
-            np.matmul(self.scores[first:stop], stored[page : page + stop - first], out=self.values[first:stop])
-
-    def merge(self, out: Floats) -> None:
-        """Each row's tiles, in page order, into ``out`` [rows, KV heads, group, head_dim]."""
-        firsts, row_of_tile = self.part.firsts, self.part.row_of_tile
-        weights = self.maxima
-        weights -= np.maximum.reduceat(self.maxima, firsts, axis=0)[row_of_tile]
-        np.exp(weights, out=weights)
-        self.values *= weights
-        self.sums *= weights
-        np.divide(np.add.reduceat(self.values, firsts, axis=0), np.add.reduceat(self.sums, firsts, axis=0), out=out)
+            np.matmul(self.scores[first:stop], stored[page : page + stop - first], out=values[first:stop])
 
 
 class GridAttention:

@@ -62,8 +62,7 @@ class StageModel:
         ``hidden`` float32 [rows, width], rows in the window's order; None on the first stage. Returns the same shape, or on the last
         stage the logits [wanted rows, vocabulary] (see rows.wanted_rows). The window's keys and values are in the cache afterwards.
         """
-        with np.errstate(all="ignore"):
-            plan = self.ops.plan(window, self.kv, self.config.group)
+        with self.ops.window(window, self.kv, self.config.group) as plan:
             layout = plan.layout
             x = self._enter(layout, hidden)
             if len(layout.fresh):

@@ -15,6 +15,7 @@ now and then.
 
 from __future__ import annotations
 
+from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
@@ -39,7 +40,8 @@ class Gate:
         self._flags = bytearray(grace)
         self._raised, self._lowered = b"\1" * grace, bytes(grace)
         flags = np.frombuffer(self._flags, np.bool_)
-        self._view = as_strided(flags, (grace, LOOKS), (1, 0), writeable=False)
+        view = as_strided(flags, (grace, LOOKS), (1, 0), writeable=False)
+        self._look = partial(np.logical_or.reduce, view, None)
         self._asleep = False
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._debt = 0
@@ -52,19 +54,17 @@ class Gate:
 
     def wait(self) -> None:
         """Return once the gate is open, and close it."""
-        if not self._flags[0] and not self._looked():
-            self._asleep = True
-            # ``open`` may have come before the line above: only the flags tell, a wake is just a reason to look at them.
-            while not self._flags[0]:
-                self._wakes.get()
-            self._asleep = False
+        # Nothing is done here before the look: the other thread may be about to want the GIL.
+        if not self._flags[0] and (self._debt > PATIENCE or not self._look()):
+            self._sleep()
+        elif self._debt:
+            self._debt -= 1
         self._flags[:] = self._lowered
 
-    def _looked(self) -> bool:
-        self._debt = max(0, self._debt - 1)
-        if self._debt >= PATIENCE:
-            return False
-        if np.logical_or.reduce(self._view, axis=None):
-            return True
-        self._debt += VAIN
-        return False
+    def _sleep(self) -> None:
+        self._debt += VAIN if self._debt <= PATIENCE else -1
+        self._asleep = True
+        # ``open`` may have come before the line above: only the flags tell, a wake is just a reason to look at them.
+        while not self._flags[0]:
+            self._wakes.get()
+        self._asleep = False

@@ -12,7 +12,8 @@ Therefore one ``NumpyOps`` serves one stage: a result lives until the next produ
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,11 +51,14 @@ class NumpyOps:
     def close(self) -> None:
         self.threads.close()
 
-    def plan(self, window: Window, kv: PagedKV, group: int) -> Plan:
-        """``group``: query heads per KV head."""
+    @contextmanager
+    def window(self, window: Window, kv: PagedKV, group: int) -> Iterator[Plan]:
+        """Within: the window's plan, for the operations that ask for one. ``group``: query heads per KV head."""
         layout = plan(window, kv.page_tokens, grid=not self.deterministic)
-        attentions = (RowAttention(part, kv, group) if isinstance(part, RowPart) else GridAttention(part, kv) for part in layout.parts)
-        return Plan(layout, tuple(attentions))
+        count = self.threads.count
+        attentions = (RowAttention(part, kv, group, count) if isinstance(part, RowPart) else GridAttention(part, kv) for part in layout.parts)
+        with np.errstate(all="ignore"):
+            yield Plan(layout, tuple(attentions))
 
     def matrix(self, parts: Sequence[Floats], bias: Floats | None = None) -> Matrix:
         """One matrix of all ``parts`` ([rows_i, columns]), their rows one after the other."""
@@ -135,8 +139,7 @@ class NumpyOps:
         for part, attention in zip(plan.layout.parts, plan.attentions, strict=True):
             own, result = scaled[part.start : part.stop], out[part.start : part.stop]
             if isinstance(attention, RowAttention):
-                self.threads.run(lambda piece: attention.piece(piece, own, layer), len(attention.cuts))
-                attention.merge(result)
+                attention.run(own, layer, self.threads, result)
             else:
                 self.threads.run(lambda piece: attention.piece(piece, own, layer, result), attention.pieces)
         return out.reshape(rows, heads * dim)

@@ -63,8 +63,8 @@ class Matrix:
         self.weights = padded[:rows]
         self.blocks = padded.reshape(count, 1, block, columns)
         self.cuts = [slice(cut.start * block, cut.stop * block) for cut in cuts(count, pieces)]
-        self.pieces = [padded[cut].reshape(-1, 1, block, columns) for cut in self.cuts]
         self.flat_pieces = [padded[cut] for cut in self.cuts]
+        self.pieces = [piece.reshape(-1, 1, block, columns) for piece in self.flat_pieces]
         self.slices = cuts(rows, max(2, round(rows / SLICE_ROWS)))
         self.row_at_once = self.grid_at_once = False
 
@@ -78,7 +78,7 @@ class Matrix:
         alone = np.matmul(self.blocks, x[None, :1, :, None], order="C").ravel()
         at_once = np.concatenate([np.dot(piece, x[0]) for piece in self.flat_pieces])
         self.row_at_once = np.array_equal(alone, at_once, equal_nan=True)
-        self.grid_at_once = all(self._batches_agree(x, weights) for weights in (self.weights[cut].T for cut in (self.slices[0], self.slices[-1])))
+        self.grid_at_once = all(self._batches_agree(x, self.weights[cut].T) for cut in (self.slices[0], self.slices[-1]))
 
     @staticmethod
     def _batches_agree(x: Floats, weights: Floats) -> bool:
@@ -96,12 +96,11 @@ class RowFrame:
         _, _, block, _ = matrix.blocks.shape
         self.out = out
         self.pieces = [out[:, cut].reshape(len(out), -1, block, 1).transpose(1, 0, 2, 3) for cut in matrix.cuts]
-        self.flat_pieces = [out[0, cut] for cut in matrix.cuts]
-        self.at_once = matrix.row_at_once and len(out) == 1
+        self.flat_pieces = [out[0, cut] for cut in matrix.cuts] if len(out) == 1 and matrix.row_at_once else None
 
     def product(self, x: Floats, matrix: Matrix) -> Work:
         """``work(piece)`` for each of ``matrix.pieces``: its part of out = x [rows, columns] @ weights.T, row by row."""
-        if self.at_once:
+        if self.flat_pieces is not None:
             row, flat, into = x[0], matrix.flat_pieces, self.flat_pieces
             return lambda piece: np.dot(flat[piece], row, into[piece])
         columns, blocks, results = x[None, :, :, None], matrix.pieces, self.pieces

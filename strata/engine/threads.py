@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from strata.engine.gate import GRACE, Gate
 
@@ -80,7 +80,7 @@ class Threads:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._done = Gate()
+        self._done = Gate(2 * GRACE)
         self._closed = False
         _BLAS.hold()
         self._workers = [_Worker(index, self._done) for index in range(1, count)]
@@ -118,7 +118,7 @@ class Threads:
 
 
 class _OneBlasThread:
-    """Limits BLAS while at least one holder lives. The limit is the process's, so the count is too."""
+    """Limits BLAS while at least one holder lives. The limit is the process's, so the count of holders is too."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -127,14 +127,18 @@ class _OneBlasThread:
     def hold(self) -> None:
         with self._lock:
             if not self._holders:
-                self._limits = threadpool_limits(1, user_api="blas")
+                self._libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+                self._before = [library.num_threads for library in self._libraries]
+                for library in self._libraries:
+                    library.set_num_threads(1)
             self._holders += 1
 
     def release(self) -> None:
         with self._lock:
             self._holders -= 1
             if not self._holders:
-                self._limits.restore_original_limits()
+                for library, count in zip(self._libraries, self._before, strict=True):
+                    library.set_num_threads(count)
 
 
 _BLAS = _OneBlasThread()

@@ -41,10 +41,10 @@ def plain(query: np.ndarray, held: np.ndarray, position: int) -> np.ndarray:
 def check(window: Window, kind: Any, threads: int, grid: bool) -> tuple[type, ...]:
     kv, held = cache(kind, window.segments)
     ops = NumpyOps(threads, deterministic=not grid)
-    plan = ops.plan(window, kv, HEADS // KV_HEADS)
-    layout = plan.layout
-    queries = 3 * np.random.default_rng(9).standard_normal((len(layout.tokens), HEADS, DIM)).astype(np.float32)
-    out = ops.attention(queries, 0, plan)[layout.real]
+    with ops.window(window, kv, HEADS // KV_HEADS) as plan:
+        layout = plan.layout
+        queries = 3 * np.random.default_rng(9).standard_normal((len(layout.tokens), HEADS, DIM)).astype(np.float32)
+        out = ops.attention(queries, 0, plan)[layout.real]
     ops.close()
     owners = [(segment.slot, position) for segment in window.segments for position in range(segment.start, segment.end)]
     expected = [plain(queries[row], held[slot], position) for row, (slot, position) in zip(layout.real, owners, strict=True)]
