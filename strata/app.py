@@ -14,6 +14,7 @@ import asyncio
 import logging
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -55,6 +56,7 @@ class Server:
         self._manager: SlotManager | None = None
         self._model: LoadedModel | None = None
         self._is_stopped = False
+        self._handover = threading.Lock()
 
     async def __aenter__(self) -> Server:
         await self.start()
@@ -76,12 +78,13 @@ class Server:
             await self._listen()
             await self._load()
         except BaseException:
-            self._is_stopped = True
             await self.stop(0)
             raise
 
     async def stop(self, seconds: float | None = None) -> None:
         """Drain for ``seconds`` (default: the setting) and end. May be called again, e.g. with 0 to cut a drain short."""
+        with self._handover:
+            self._is_stopped = True
         if self._site is not None:
             self._site.is_draining = True
         if self._listener is not None:
@@ -111,7 +114,9 @@ class Server:
         assert self._site is not None
         loop = asyncio.get_running_loop()
         begin = time.monotonic()
-        self._model = await loop.run_in_executor(None, load_model, self.settings, self._report)
+        await loop.run_in_executor(None, self._load_model)
+        if self._model is None or self._is_stopped:
+            raise StartError("stopped while the model was loading")
         engine = self._model.engine
         machine = SlotMachine(engine.facts, slot_policy(self.settings, engine.facts))
         self._manager = SlotManager(machine, engine, time.monotonic, host_free=lambda: free_memory() or 0)
@@ -120,8 +125,17 @@ class Server:
         self._site.service = Service(self._model.facts, self._manager, self._model.tokenizer, self._model.template)
         log.info("ready in %.1f s: %s on %s", time.monotonic() - begin, self._model.facts.name, self.url)
 
+    def _load_model(self) -> None:
+        """On a thread that nobody can end: what it brings to a server that was stopped meanwhile, it closes itself."""
+        model = load_model(self.settings, self._report)
+        with self._handover:
+            if not self._is_stopped:
+                self._model = model
+                return
+        model.close()
+
     def _report(self, done: int, total: int) -> None:
-        """Progress of the loading thread, which nothing else can end."""
+        """Progress of the loading thread; ends it when the server was stopped."""
         if self._is_stopped:
             raise StartError("stopped while the model was loading")
         self._progress(done, total)
