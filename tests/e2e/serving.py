@@ -33,12 +33,8 @@ async def serving(model: Path = TINY, **settings: Any) -> AsyncIterator[Served]:
     """A server on a free port of this machine, ready, and stopped at the end without waiting for anybody."""
     server = Server(Settings(**{"model": model, "port": 0, "context": CONTEXT, "drain_timeout_s": 0.0, **settings}))
     async with server:
-        served = Served(server)
-        try:
+        with Served(server) as served:
             yield served
-        finally:
-            for call in served.calls:
-                call.leave()
 
 
 def some_tokens(count: int, seed: int = 0) -> list[int]:
@@ -92,27 +88,24 @@ class Tap:
 # ---------------------------------------------------------------- the server
 
 
-class Served:
-    """A running server and what the tests ask of it."""
+class Address:
+    """A server that is reached at ``url``, and what the tests ask of it. At the end of ``with`` every connection is closed."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.url = server.url
-        manager = server._manager
-        assert manager is not None
-        self.manager = manager
-        self.calls: list[Call] = []
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._calls: list[Call] = []
 
-    def view(self) -> MachineView:
-        return self.manager.view()
+    def __enter__(self) -> Any:
+        return self
 
-    def tap(self) -> Tap:
-        return Tap(self.manager)
+    def __exit__(self, *_: object) -> None:
+        for call in self._calls:
+            call.leave()
 
     async def open(self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> Call:
         """A request that is sent; its answer is not waited for."""
-        self.calls.append(await Call.open(self.url, method, path, body, headers))
-        return self.calls[-1]
+        self._calls.append(await Call.open(self.url, method, path, body, headers))
+        return self._calls[-1]
 
     async def call(self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> Call:
         return await (await self.open(method, path, body, headers)).answered()
@@ -137,10 +130,27 @@ class Served:
         return result
 
     async def stream(self, prompt: Prompt, max_tokens: int | None = 16, **more: Any) -> Stream:
-        """The same streamed; returns when the request is sent. The status is that of the first event."""
+        """The same streamed; returns when the request is sent."""
         more = {"stream": True, "stream_options": {"include_usage": True}, **more}
         path = CHAT if is_chat(prompt) else COMPLETIONS
         return Stream(await self.open("POST", path, completion(prompt, max_tokens, **more)))
+
+
+class Served(Address):
+    """A server in this process, whose machine can be looked at."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server.url)
+        self.server = server
+        manager = server._manager
+        assert manager is not None
+        self.manager = manager
+
+    def view(self) -> MachineView:
+        return self.manager.view()
+
+    def tap(self) -> Tap:
+        return Tap(self.manager)
 
     async def until(self, condition: Callable[[MachineView], bool]) -> MachineView:
         """Wait until ``condition(view)``, looking whenever the server has answered a request in between."""
