@@ -153,11 +153,12 @@ class SegmentResult:
 
 @dataclass(frozen=True, slots=True)
 class WindowDone:
-    """A window has left the last stage; its pages may be reused. ``seconds``: engine time, not waiting."""
+    """A window has left the last stage; its pages may be reused. ``seconds``: engine time, not waiting; ``stage_seconds``: by stage."""
 
     window_id: int
     results: tuple[SegmentResult, ...]
     seconds: float = 0.0
+    stage_seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,8 @@ from pathlib import Path
 
 from strata.config import Settings
 from strata.engine.families import read_config
-from strata.engine.load import load_engine
+from strata.engine.load import describe_engine, load_engine
 from strata.engine.pipeline import Pipeline
-from strata.engine.resources import free_memory
-from strata.engine.sizes import plan, weight_bytes
 from strata.errors import ModelError
 from strata.server.service import Model
 from strata.text.template import ChatTemplate
@@ -54,13 +52,10 @@ def describe_model(settings: Settings) -> str:
     with GGUFFile.open(Path(str(settings.model))) as file:
         tokenizer, template = _text_of(file)
         config = read_config(file)
-        facts = plan(settings, config, free_memory(), 1)
         return "\n".join((
             f"model    {file.path.name}: {file.metadata.get('general.architecture')}, {config.num_layers} layers, {file.size / 1e6:.0f} MB",
             f"text     {tokenizer.vocab_size} tokens, {'a' if template else 'no'} chat template",
-            f"weights  {weight_bytes(config) / 1e6:.0f} MB as float32",
-            f"KV       {facts.num_pages} pages of {facts.page_tokens} tokens, {facts.num_pages * facts.page_bytes / 1e6:.0f} MB as "
-            f"{settings.kv}; {settings.batch} slots, {facts.context} tokens a request at most",
+            *(f"engine   {line}" for line in describe_engine(settings, file)),
         ))
 
 

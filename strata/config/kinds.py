@@ -156,6 +156,45 @@ class Names(Kind[tuple[str, ...]]):
         return ",".join(value) or "none"
 
 
+class Devices(Names):
+    """Names or numbers of devices, in order; the same one may come again."""
+
+    metavar = "D,D,.."
+
+    def accept(self, value: object) -> tuple[str, ...]:
+        words = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value
+        if not isinstance(words, (list, tuple)) or any(isinstance(word, bool) for word in words):
+            raise ValueError
+        words = [str(word) if isinstance(word, int) else word for word in words]
+        for word in words:
+            super().accept([word])
+        return tuple(word.strip() for word in words)
+
+
+class Integers(Kind[tuple[int, ...]]):
+    """Whole numbers from ``low`` to ``high`` separated by commas (in JSON also a list), at least one. ``what`` names them in messages."""
+
+    metavar = "N,N,.."
+
+    def __init__(self, low: int, high: int, what: str) -> None:
+        self._each = Integer(low, high)
+        self.range = f"{what} separated by commas"
+
+    def parse(self, text: str) -> tuple[int, ...]:
+        return self.accept(tuple(self._each.parse(word) for word in text.split(",")))
+
+    def accept(self, value: object) -> tuple[int, ...]:
+        if isinstance(value, str):
+            return self.parse(value)
+        numbers = (value,) if isinstance(value, int) else value
+        if not isinstance(numbers, (list, tuple)) or not numbers:
+            raise ValueError
+        return tuple(self._each.accept(number) for number in numbers)
+
+    def show(self, value: tuple[int, ...]) -> str:
+        return ",".join(map(str, value))
+
+
 class FilePath(Kind[Path]):
     """A file's path. From a config file it counts from that file's folder, else from the current one; ``~`` is home."""
 

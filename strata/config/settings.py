@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from strata.config.kinds import Choice, FilePath, Integer, Maybe, Names, Number, Switch, Text
+from strata.config.kinds import Choice, Devices, FilePath, Integer, Integers, Maybe, Names, Number, Switch, Text
 from strata.config.table import Row, row, rows_of
 from strata.errors import SettingError
 
@@ -39,7 +39,20 @@ class Settings:
         Switch(), False, MODEL, "Refuse a request that names another model (404); off: any name means the model served."
     )
 
-    device: str = row(Choice("cpu"), "cpu", ENGINE, "What computes.")
+    device: str = row(
+        Choice("cpu", "emulated"), "cpu", ENGINE, "What computes: the processors, or the GPU's kernels run by them (slow, for tests)."
+    )
+    devices: tuple[str, ...] = row(
+        Devices("names or numbers of devices"), (), ENGINE,
+        "The device of each pipeline stage, in this order; one may come again. None: one device, or as many as layer_split makes stages.",
+    )
+    layer_split: tuple[int, ...] | None = row(
+        Maybe(Integers(0, 100_000, "whole numbers"), "auto"), None, ENGINE,
+        "First layer of each stage but the first. auto: the devices' shares are balanced by bytes.", unit="layers",
+    )
+    trim_stage_weights: bool = row(
+        Switch(), True, ENGINE, "Each stage loads only its own layers' weights. Always so; off is refused."
+    )
     threads: int | None = row(
         Maybe(Integer(1, 1024), "auto"), None, ENGINE, "Threads that compute. auto: the processors this process may use."
     )
@@ -47,7 +60,10 @@ class Settings:
         Maybe(Integer(16, 1 << 24), "auto"), None, ENGINE,
         "Longest prompt and answer of one request. auto: what the model was trained for.", unit="tokens",
     )
-    kv: str = row(Choice("f32", "int8"), "f32", ENGINE, "How keys and values are kept: exact, or a quarter of the memory.")
+    kv: str | None = row(
+        Maybe(Choice("f32", "int8"), "auto"), None, ENGINE,
+        "How keys and values are kept: exact, or a quarter of the memory. auto: f32 on the CPU, int8 elsewhere.",
+    )
     kv_memory_mib: int | None = row(
         Maybe(Integer(1, 1 << 24), "auto"), None, ENGINE,
         "Memory for keys and values. auto: one full context for every slot, as far as memory allows.", unit="MiB",
@@ -67,7 +83,8 @@ class Settings:
     )
     batch_groups: int | None = row(
         Maybe(Integer(1, 256), "auto"), None, SLOTS,
-        "Groups of slots that take turns in the pipeline; must divide the slots. auto: as many as there are stages.", unit="groups",
+        "Groups of slots that take turns in the pipeline; must divide the slots. auto: one for each stage, or one in all where measured "
+        "stage times say that this is faster.", unit="groups",
     )
     rows: str = row(
         Choice("compact", "prefix"), "compact", SLOTS, "What a decode window runs: active slots only, or every slot up to the last of them."

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from strata.config import Settings
-from strata.devices.base import Device
+from strata.devices.base import Device, DeviceInfo
 from strata.engine.device_sampling import DeviceSampler
 from strata.engine.device_stage import ROW_BUCKETS, load_device_stage
 from strata.engine.families import ModelConfig
@@ -23,7 +23,7 @@ from strata.errors import ModelError, SettingError
 from strata.kernels.attention import num_splits
 from strata.kernels.pages import PageShape
 from strata.messages import EngineFacts
-from strata.weights.gguf import GGUFFile
+from strata.weights.gguf import GGUFFile, Tensor
 from strata.weights.layouts import PACKED3, padded
 from strata.weights.recode import layouts_for
 
@@ -52,13 +52,17 @@ def weight_bytes(file: GGUFFile, config: ModelConfig, span: range, packed: bool)
         part = name.split(".")
         if not (int(part[1]) in span if part[0] == "blk" else ends.get(part[0], span.stop == config.num_layers)):
             continue
-        if len(tensor.shape) < 2:
-            total += 4 * tensor.shape[0]
-            continue
-        layouts = layouts_for(tensor.type)
-        layout = PACKED3 if packed and PACKED3 in layouts else layouts[0]
-        total += layout.bytes(tensor.shape[0], padded(tensor.shape[1]))
+        total += tensor_bytes(tensor, packed)
     return total
+
+
+def tensor_bytes(tensor: Tensor, packed: bool) -> int:
+    """Bytes of a tensor on a device: a matrix in its layout, a vector as float32."""
+    if len(tensor.shape) < 2:
+        return 4 * tensor.shape[0]
+    layouts = layouts_for(tensor.type)
+    layout = PACKED3 if packed and PACKED3 in layouts else layouts[0]
+    return layout.bytes(tensor.shape[0], padded(tensor.shape[1]))
 
 
 def work_bytes(config: ModelConfig, max_rows: int, context: int) -> int:
@@ -88,6 +92,8 @@ def size_engine(
     settings: Settings, file: GGUFFile, config: ModelConfig, spans: Sequence[range], free: Sequence[int]
 ) -> tuple[EngineFacts, bool]:
     """The engine's sizes and whether IQ3_S stays packed. Raises SettingError for what does not fit, with what would."""
+    if settings.kv not in (None, "int8"):
+        raise SettingError(f"kv: {settings.kv} is not served on a device; it keeps int8")
     if settings.batch > ROW_BUCKETS[-1]:
         raise SettingError(f"batch: {settings.batch} slots; a device decodes at most {ROW_BUCKETS[-1]} rows at once")
     context = settings.context or config.context
@@ -97,12 +103,11 @@ def size_engine(
     pages, packed, plans = 0, False, []
     for packed in (False, True):
         plans = plan_stages(file, config, spans, free, chunk, context, packed)
+        if settings.kv_memory_mib is not None:
+            wanted = settings.kv_memory_mib * MIB // sum(plan.page for plan in plans)
         pages = min(wanted, *(plan.room // plan.page - 1 for plan in plans))
         if pages >= wanted:
             break
-    for number, plan in enumerate(plans):
-        sizes = (plan.weights // MIB, plan.work // MIB, pages, plan.page // 1024)
-        log.info("stage %d: weights %d MiB, work space %d MiB, %d pages of %d KiB", number, *sizes)
     if pages < pages_of_context:
         raise SettingError(
             f"context: one conversation of {context} tokens needs {pages_of_context} pages, and {max(pages, 0)} fit beside the weights; "
@@ -115,13 +120,37 @@ def size_engine(
     return facts, packed
 
 
+def free_bytes(devices: Sequence[Device]) -> list[int]:
+    """Bytes free for each stage; stages on one device share what it has."""
+    return [device.memory().free // sum(other is device for other in devices) for device in devices]
+
+
+def stage_name(number: int, info: DeviceInfo, span: range) -> str:
+    """For people: which stage, which device, where it is plugged in, which layers."""
+    return f"stage {number} ({' '.join(filter(None, (info.name, info.pci_id)))}, layers {span.start} to {span.stop - 1})"
+
+
+def plan_lines(
+    file: GGUFFile, config: ModelConfig, spans: Sequence[range], devices: Sequence[Device], facts: EngineFacts, packed: bool
+) -> list[str]:
+    """The plan for people, a line for each stage."""
+    plans = plan_stages(file, config, spans, free_bytes(devices), facts.chunk, facts.context, packed)
+    return [
+        f"{stage_name(number, device.info, span)}: weights {plan.weights // MIB} MiB, work space {plan.work // MIB} MiB, "
+        f"{facts.num_pages} pages {facts.num_pages * plan.page // MIB} MiB"
+        for number, (span, device, plan) in enumerate(zip(spans, devices, plans, strict=True))
+    ]
+
+
 def assemble_on_devices(
     settings: Settings, file: GGUFFile, config: ModelConfig, spans: Sequence[range], devices: Sequence[Device]
 ) -> Pipeline:
     """An engine of one stage for each of ``spans`` on the device beside it. Raises SettingError, ModelError, DeviceError."""
-    facts, packed = size_engine(settings, file, config, spans, [device.memory().free for device in devices])
+    facts, packed = size_engine(settings, file, config, spans, free_bytes(devices))
+    for line in plan_lines(file, config, spans, devices, facts, packed):
+        log.info(line)
     models: list[tuple[str, Any]] = []  # what leaves the last stage is for the DeviceSampler alone
     for number, (span, device) in enumerate(zip(spans, devices, strict=True)):
         stage = load_device_stage(device, file, config, span, facts, packed)
-        models.append((f"stage {number} ({device.info.name}, layers {span.start} to {span.stop - 1})", stage))
+        models.append((stage_name(number, device.info, span), stage))
     return Pipeline(models, facts, cast(Any, DeviceSampler(models[-1][1].ops)))

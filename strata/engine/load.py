@@ -1,27 +1,35 @@
-"""From settings and an open model file to a running engine: sizes first (sizes.py), weights then.
+"""From settings and an open model file to a running engine: stages (placement.py) and sizes first, weights then.
 
-The embedding of a model whose head is another matrix stays in the file and is decoded row by row, so the file must stay open as long
-as the engine runs.
+The embedding of a model whose head is another matrix stays in the file on the CPU and is decoded row by row, so the file must stay open
+as long as the engine runs.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
 
 from strata.config import Settings
+from strata.devices.base import DeviceError
+from strata.engine.device_load import assemble_on_devices, free_bytes, plan_lines, size_engine
 from strata.engine.families import ModelConfig, read_config
 from strata.engine.forward import StageModel
-from strata.engine.kv import KVKind, PagedKV
+from strata.engine.kv import PagedKV
 from strata.engine.numpy_ops import NumpyOps
 from strata.engine.pipeline import Pipeline
+from strata.engine.placement import open_devices, split_over_devices, split_over_threads, stage_devices
 from strata.engine.resources import free_memory, processors
 from strata.engine.results import Sampler
-from strata.engine.sizes import plan
+from strata.engine.sizes import kv_kind, plan, stage_line
+from strata.engine.split import share_threads
 from strata.engine.threads import Threads
+from strata.errors import StartError
 from strata.weights.gguf import GGUFFile, Tensor
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
@@ -29,28 +37,60 @@ Progress = Callable[[int, int], None]
 def load_engine(settings: Settings, file: GGUFFile, progress: Progress = lambda done, total: None) -> Pipeline:
     """An engine for ``file``, not started. ``progress`` gets the bytes of weights taken and in all, in the loading thread.
 
-    Raises ModelError for a model that is not served and SettingError for sizes that do not fit.
+    Raises ModelError for a model that is not served, SettingError for splits and sizes that do not fit, StartError for a device that
+    does not open or compile.
     """
     config = read_config(file)
-    engine = assemble(settings, CountedFile(file, progress), config, [range(config.num_layers)])
+    engine = assemble(settings, cast(GGUFFile, CountedFile(file, progress)), config)
     size = sum(tensor.size for tensor in file.tensors.values())
     progress(size, size)  # a file may hold tensors that nobody reads
     return engine
 
 
-def assemble(settings: Settings, file: CountedFile, config: ModelConfig, spans: Sequence[range]) -> Pipeline:
-    """An engine of one stage for each of ``spans``, consecutive layers in order; the threads are divided between them."""
+def assemble(settings: Settings, file: GGUFFile, config: ModelConfig) -> Pipeline:
+    """An engine of the stages that the settings ask for. Raises as ``load_engine``."""
+    names, spans = stage_devices(settings, config)
+    if settings.device == "cpu":
+        threads = share_threads(settings.threads or processors(), len(names))
+        return assemble_on_cpu(settings, file, config, spans or split_over_threads(file, config, threads), threads)
+    devices = open_devices(names)
+    try:
+        return assemble_on_devices(settings, file, config, spans or split_over_devices(settings, file, config, devices), devices)
+    except DeviceError as error:
+        raise StartError(str(error)) from error
+
+
+def assemble_on_cpu(settings: Settings, file: GGUFFile, config: ModelConfig, spans: Sequence[range], threads: Sequence[int]) -> Pipeline:
+    """An engine of one stage with its own threads for each of ``spans``, consecutive layers in order."""
     facts = plan(settings, config, free_memory(), len(spans))
-    threads = max(1, (settings.threads or processors()) // len(spans))
+    kind = kv_kind(settings)
     models = []
     with ExitStack() as opened:
-        for number, span in enumerate(spans):
-            ops = NumpyOps(threads, settings.deterministic)
+        for number, (span, count) in enumerate(zip(spans, threads, strict=True)):
+            log.info(stage_line(number, span, count, config, facts, kind))
+            ops = NumpyOps(count, settings.deterministic)
             opened.callback(ops.close)
-            kv = PagedKV(config, len(span), facts.num_pages, facts.page_tokens, cast(KVKind, settings.kv))
+            kv = PagedKV(config, len(span), facts.num_pages, facts.page_tokens, kind)
             name = f"stage {number} (cpu, layers {span.start} to {span.stop - 1})"
-            models.append((name, StageModel(cast(GGUFFile, file), config, span, ops, kv)))
+            models.append((name, StageModel(file, config, span, ops, kv)))
         return Pipeline(models, facts, Sampler(spread_over(ops.threads)), release=opened.pop_all().close)
+
+
+def describe_engine(settings: Settings, file: GGUFFile) -> list[str]:
+    """The memory plan for people, without reading a weight: a line for each stage, and one for the slots. Raises as ``load_engine``."""
+    config = read_config(file)
+    names, spans = stage_devices(settings, config)
+    if settings.device == "cpu":
+        threads = share_threads(settings.threads or processors(), len(names))
+        spans = spans or split_over_threads(file, config, threads)
+        facts = plan(settings, config, free_memory(), len(spans))
+        lines = [stage_line(number, *stage, config, facts, kv_kind(settings)) for number, stage in enumerate(zip(spans, threads))]
+    else:
+        devices = open_devices(names)
+        spans = spans or split_over_devices(settings, file, config, devices)
+        facts, packed = size_engine(settings, file, config, spans, free_bytes(devices))
+        lines = plan_lines(file, config, spans, devices, facts, packed)
+    return [*lines, f"{settings.batch} slots, {facts.context} tokens a request at most"]
 
 
 def spread_over(threads: Threads) -> Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]:
@@ -73,7 +113,7 @@ def spread_over(threads: Threads) -> Callable[[Callable[[Any], Any], Iterable[An
 
 
 class CountedFile:
-    """A model file that tells how much of it has been taken: what StageModel reads of a GGUFFile, and no more."""
+    """A model file that tells how much of it has been taken: what a stage reads of a GGUFFile, and no more."""
 
     def __init__(self, file: GGUFFile, progress: Progress) -> None:
         self.path, self.metadata = file.path, file.metadata
@@ -97,6 +137,10 @@ class CountedTensors(Mapping[str, Tensor]):
             if size:
                 self._progress(self._done, self._total)
         return tensor
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """For a look at sizes, which takes nothing."""
+        return self._tensors.items()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

@@ -118,8 +118,8 @@ class Pipeline:
         except Exception as error:
             log.exception("%s: window %d failed", stage.name, window.id)
             return EngineFailed(f"{stage.name}: {describe(error)}", (window.id,))
-        work.seconds += self._clock() - started
-        return None if results is None else WindowDone(window.id, results, work.seconds)
+        work.seconds += (self._clock() - started,)
+        return None if results is None else WindowDone(window.id, results, sum(work.seconds), work.seconds)
 
     def _run_copy(self, index: int, work: Work, copy: PageCopy) -> EngineEvent | None:
         """One stage of a copy. After a failure it passes the other stages untouched, so that its end is still reported in order."""

@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 def plan(settings: Settings, config: ModelConfig, free: int | None, num_stages: int) -> EngineFacts:
     """The engine's sizes. ``free``: bytes of memory for weights and KV, None if unknown. Raises SettingError."""
-    kind = cast(KVKind, settings.kv)
+    kind = kv_kind(settings)
     page = page_bytes(config, config.num_layers, PAGE_TOKENS, kind)
     room = None if free is None else free - weight_bytes(config)
     if room is not None and room < page:
@@ -65,8 +65,27 @@ def pool_pages(settings: Settings, room: int | None, page: int, pages_of_context
     return wanted if room is None else min(wanted, max(1, int(room * POOL_SHARE) // page))
 
 
-def weight_bytes(config: ModelConfig) -> int:
-    """Float32 bytes of the matrices kept in memory (an embedding that is not also the head stays in the file)."""
+def kv_kind(settings: Settings) -> KVKind:
+    """How the CPU keeps keys and values."""
+    return cast(KVKind, settings.kv or "f32")
+
+
+def weight_bytes(config: ModelConfig, span: range | None = None) -> int:
+    """Float32 bytes of the matrices that layers ``span`` (default: all) keep in memory, with the last layer also the output matrix.
+
+    An embedding that is not also the head stays in the file.
+    """
+    span = span or range(config.num_layers)
     heads = config.num_heads + 2 * config.num_kv_heads
     layer = config.width * (heads + config.num_heads) * config.head_dim + 3 * config.width * config.ffn_width
-    return 4 * (config.num_layers * layer + config.vocab_size * config.width)
+    return 4 * (len(span) * layer + (config.vocab_size * config.width if span.stop == config.num_layers else 0))
+
+
+def stage_line(number: int, span: range, threads: int, config: ModelConfig, facts: EngineFacts, kind: KVKind) -> str:
+    """A stage's part of the plan, for people."""
+    weights = weight_bytes(config, span)
+    pages = facts.num_pages * page_bytes(config, len(span), facts.page_tokens, kind)
+    return (
+        f"stage {number} (cpu, {threads} {'thread' if threads == 1 else 'threads'}, layers {span.start} to {span.stop - 1}): "
+        f"weights {weights / 1e6:.0f} MB as float32, {facts.num_pages} pages of {kind} {pages / 1e6:.0f} MB, used as needed"
+    )

@@ -39,11 +39,12 @@ class StageModel(Protocol):
 
 @dataclass(slots=True)
 class Work:
-    """A window or copy on its way through the stages. ``data``: the last stage's output. ``error``: why a copy failed."""
+    """A window or copy on its way through the stages. ``data``: the last stage's output. ``seconds``: on each stage so far.
+    ``error``: why a copy failed."""
 
     job: Window | PageCopy
     data: Hidden | None = None
-    seconds: float = 0.0
+    seconds: tuple[float, ...] = ()
     error: str = ""
 
 

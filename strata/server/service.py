@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from strata import __version__
-from strata.config.settings import Settings
+from strata.config.settings import TABLE, Settings
 from strata.errors import Draining, EngineDead, Loading, Unavailable
 from strata.messages import Request, RequestEvent
 from strata.metrics import Metrics
@@ -139,7 +139,8 @@ class Site:
             is_ready = True
         except Unavailable:
             is_ready = False
-        config = {name: str(getattr(settings, name)) for name in ("device", "batch", "kv", "chunk", "deterministic")}
+        shown = ("device", "batch", "kv", "chunk", "deterministic")
+        config = {row.name: row.show(getattr(settings, row.name)) for row in TABLE if row.name in shown}
         config["context"] = str(self.service.model.context) if self.service is not None else ""
         return ServerView(is_ready, self.connections(), settings.queue_size, memory_bytes(), config)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from strata.config import TABLE, Loaded, load, printed
-from strata.config.kinds import Choice, FilePath, Integer, Kind, Maybe, Names, Number, Switch
+from strata.config.kinds import Choice, FilePath, Integer, Integers, Kind, Maybe, Names, Number, Switch
 from strata.config.table import Row
 
 ROWS = [row for row in TABLE if row.name != "config"]
@@ -27,6 +27,8 @@ def samples(kind: Kind[Any]) -> list[str]:
         return samples(kind.kind)
     if isinstance(kind, Integer):
         return [str(kind.low + step) for step in (1, 2, 3, 4)]
+    if isinstance(kind, Integers):
+        return ["3,4", "5", "6,7", "8"]
     if isinstance(kind, Number):
         return [str(round(kind.low + (kind.high - kind.low) * step / 7, 3)) for step in (1, 2, 3, 4)]
     if isinstance(kind, Switch):

@@ -13,8 +13,7 @@ import pytest
 
 from strata.config import Settings
 from strata.engine import load
-from strata.engine.families import read_config
-from strata.engine.load import CountedFile, assemble, load_engine
+from strata.engine.load import load_engine
 from strata.errors import ModelError, SettingError
 from strata.messages import CopyDone, EngineEvent, PageCopy, Sampling, Segment, SegmentResult, Window, WindowDone
 from strata.weights.gguf import GGUFFile
@@ -83,20 +82,6 @@ def test_seeded_tokens_do_not_depend_on_the_other_slots() -> None:
         alone = [client.answers([prompt], [sampling], 12)[0] for prompt, sampling in zip(prompts, settings)]
     assert together == alone
     assert len({tuple(tokens) for tokens in together}) == 4
-
-
-def test_a_layer_split_changes_no_token() -> None:
-    """Two stages against one: seeded and greedy rows, prompts and decode windows."""
-    prompts = [list(range(3, 30)), [50, 60, 70]]
-    settings = [GREEDY, Sampling(seed=9, temperature=2.0)]
-    with loaded("qwen3", batch=2) as client:
-        whole = client.answers(prompts, settings, 10)
-    with GGUFFile.open(GOLDEN / "qwen3.gguf") as file:
-        counted = CountedFile(file, lambda done, total: None)
-        engine = assemble(Settings(threads=2, batch=2), counted, read_config(file), [range(0, 1), range(1, 2)])
-        assert engine.facts.num_stages == 2
-        assert Client(engine).answers(prompts, settings, 10) == whole
-        engine.close()
 
 
 def test_parked_pages_come_back_as_they_were() -> None:
