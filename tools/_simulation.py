@@ -1,8 +1,9 @@
 """A virtual world for the slot machine: a clock that jumps, and an engine of stages that only takes time.
 
 The machine in it is the production object; nothing of it is copied or changed. What is modelled: a stage works on one window at a
-time, first come first served; a window takes ``fixed + per_row * rows`` seconds per stage (a prompt chunk ``chunk_fixed + per_token * tokens``);
-the way to the next stage takes ``hop``; and before a stage starts, the one host thread that all stages share is busy for ``host`` seconds.
+time, first come first served; a decode window takes ``fixed + per_row * rows`` seconds per stage, a chunk ``chunk_fixed + per_token *
+tokens``; the way to the next stage takes ``hop``; and before a stage starts, the one host that all stages share (launches, experts on
+the CPU) is busy for ``host + host_per_row * rows`` seconds, pad rows not counted there: they are always the same token.
 """
 
 from __future__ import annotations
@@ -27,25 +28,24 @@ from strata.slots.events import Arrive, Event, Trace  # noqa: E402
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds. ``per_token`` and ``chunk_fixed`` are of prompt chunks, ``copy`` of one page to or from host memory.
-
-    A pad row may cost less than a row: it is always the same token, whose experts are in the cache.
-    """
+    """Seconds. ``per_token`` and ``chunk_fixed`` are of prompt chunks, ``copy`` of one page to or from host memory."""
 
     fixed: float
     per_row: float
-    per_pad: float = 0.0
     hop: float = 0.0
     host: float = 0.0
+    host_per_row: float = 0.0
     chunk_fixed: float = 0.0
     per_token: float = 0.0
     copy: float = 0.0
 
     def stage_seconds(self, window: Window) -> float:
         if window.kind == "decode":
-            rows = sum(1 for segment in window.segments if segment.request_id)
-            return self.fixed + self.per_row * rows + self.per_pad * (len(window.segments) - rows)
+            return self.fixed + self.per_row * len(window.segments)
         return self.chunk_fixed + self.per_token * len(window.segments[0].tokens)
+
+    def host_seconds(self, window: Window) -> float:
+        return self.host + self.host_per_row * sum(1 for segment in window.segments if segment.request_id)
 
 
 class Clock:
@@ -98,7 +98,7 @@ class Stages:
             return
         self.host_is_busy = True
         stage, window = self.host_waiting.popleft()
-        self.clock.after(self.costs.host, lambda: self._launched(stage, window))
+        self.clock.after(self.costs.host_seconds(window), lambda: self._launched(stage, window))
 
     def _launched(self, stage: int, window: Window) -> None:
         self.host_is_busy = False

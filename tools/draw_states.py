@@ -27,7 +27,8 @@ Place = tuple[float, float]
 SLOT_PLACES = {"empty": (0, 0), "held": (0, 2), "restoring": (3, 0), "reading": (1.5, 1), "decoding": (3, 1), "leaving": (1.5, 2)}
 REQUEST_PLACES = {"waiting": (0, 0), "seated": (1.5, 0), "preempted": (3, 0), "ended": (1.5, 1.1)}
 CONVERSATION_PLACES = {
-    "busy": (0, 0), "held": (1.5, 0), "shelved": (3, 0), "restoring": (0, 1.3), "gone": (1.5, 1.3), "parking": (3, 1.3), "parked": (1.5, 2.4),
+    "busy": (0, 0), "held": (1.5, 0), "shelved": (3, 0), "restoring": (0, 1.3), "gone": (1.5, 1.3), "parking": (3, 1.3),
+    "parked": (1.5, 2.4),
 }
 
 

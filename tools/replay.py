@@ -4,12 +4,12 @@
     python tools/replay.py azure_code_2023.csv --slots 4
     python tools/replay.py our-own-trace.jsonl
 
-Formats, told apart by their fields: Mooncake JSONL (``timestamp`` ms, ``input_length``, ``output_length``, ``hash_ids`` of 512-token blocks), Azure CSV
-(times and counts only: nothing in it can be shared), and our own JSONL, one ``strata.slots.events.Trace`` per line as an object. No
-format has text: tokens are made up so that exactly what was shared is shared.
+Formats, told apart by their fields: Mooncake JSONL (``timestamp`` ms, ``input_length``, ``output_length``, ``hash_ids`` of 512-token
+blocks), Azure CSV (times and counts only: nothing in it can be shared), and our own JSONL, one ``strata.slots.events.Trace`` per line
+as an object. No format has text: tokens are made up so that exactly what was shared is shared.
 
-The trace is replayed in units of ``--unit`` tokens, by the production machine under a virtual clock, with one stage whose costs are those of
-``--prompt-rate`` and ``--window-ms``. Every rule sees the same requests at the same times.
+The trace is replayed in units of ``--unit`` tokens, by the production machine under a virtual clock, with one stage whose costs are
+those of ``--prompt-rate`` and ``--window-ms``. Every rule sees the same requests at the same times.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def setting(options: argparse.Namespace, slots: int) -> tuple[EngineFacts, Costs
     page, context = max(1, BLOCK // unit), options.context // unit
     facts = EngineFacts(slots * context // page, page, context, page_bytes=1, prompt_grid=1, chunk=max(1, 2048 // unit), max_rows=64)
     window, per_row = options.window_ms / 1000, options.row_ms / 1000
-    costs = Costs(window * unit, per_row * unit, 0.0, per_token=unit / options.prompt_rate, copy=page * unit / options.copy_rate)
+    costs = Costs(window * unit, per_row * unit, per_token=unit / options.prompt_rate, copy=page * unit / options.copy_rate)
     return facts, costs
 
 
@@ -229,8 +229,9 @@ def show(options: argparse.Namespace) -> None:
     requests = sum(map(len, crowds))
     hours = sum(visits[-1].time for visits in crowds) * options.stretch / 3600
     sessions = sum(len({visit.session for visit in visits}) for visits in crowds)
-    print(f"{options.trace.name}: {requests} requests of {sessions} sessions, {len(crowds)} crowds (every {options.every}th session), {hours:.1f} h\n")
-    print("| slots | rule | tokens read | hit share | fewer than the original's rule | evictions | parked / back | first token: median / p90 |")
+    crowd = f"{len(crowds)} crowds (every {options.every}th session)"
+    print(f"{options.trace.name}: {requests} requests of {sessions} sessions, {crowd}, {hours:.1f} h\n")
+    print("| slots | rule | tokens read | hit share | fewer than the original | evictions | parked / back | first token: median / p90 |")
     print("| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     found = []
     for slots in options.slots:
@@ -245,13 +246,15 @@ def show(options: argparse.Namespace) -> None:
             waits = sorted(tally.waits)
             print(
                 f"| {slots} | {rule.name} | {tally.read / 1e6:.2f} M | {tally.hit_share:.1%} | {fewer:.1%} | {tally.evicted:,} | "
-                f"{tally.parked:,} / {tally.restored:,} | {statistics.median(waits):.1f} / {waits[len(waits) * 9 // 10]:.1f} s |", flush=True,
+                f"{tally.parked:,} / {tally.restored:,} | {statistics.median(waits):.1f} / {waits[len(waits) * 9 // 10]:.1f} s |",
+                flush=True,
             )
             found.append({
                 "slots": slots, "rule": rule.name, "read": tally.read, "hit_share": round(tally.hit_share, 4), "fewer": round(fewer, 4),
                 "evicted": tally.evicted, "refused": tally.refused,
             })
-    print(json.dumps({"replay": options.trace.name, "requests": requests, "every": options.every, "stretch": options.stretch, "rules": found}))
+    setting_of = {"requests": requests, "every": options.every, "stretch": options.stretch}
+    print(json.dumps({"replay": options.trace.name, **setting_of, "rules": found}))
 
 
 def main() -> None:
@@ -260,10 +263,10 @@ def main() -> None:
     parser.add_argument("--slots", type=lambda text: [int(part) for part in text.split(",")], default=[4, 6, 8])
     parser.add_argument("--expire", type=float, default=600.0, help="STRATA_SLOT_EXPIRE_S of the rules with expiry")
     parser.add_argument("--stretch", type=float, default=1.0, help="multiply the trace's times")
-    parser.add_argument("--every", type=int, default=1, help="keep every Nth session: a cluster's crowd is too large for one machine")
+    parser.add_argument("--every", type=int, default=1, help="every Nth session: a cluster's crowd is too large for one machine")
     parser.add_argument("--samples", type=int, default=4, help="how many such crowds, each on a machine of its own")
     parser.add_argument("--limit", type=int, default=None, help="only the first requests")
-    parser.add_argument("--unit", type=int, default=64, choices=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512), help="tokens per simulated token")
+    parser.add_argument("--unit", type=int, default=64, choices=[1 << bit for bit in range(10)], help="tokens per simulated token")
     parser.add_argument("--context", type=int, default=131_072, help="tokens; the pool holds this much per slot")
     parser.add_argument("--cache", type=int, default=1_000_000, help="tokens that host memory can park")
     parser.add_argument("--prompt-rate", type=float, default=3170.0, help="prompt tokens/s")

@@ -26,8 +26,10 @@ from tools._simulation import Costs, Outcome, World  # noqa: E402
 MEASURED = {2: ((130, 138), (153, 168)), 3: ((185, 209), (230, 238)), 4: ((239, 245), (263, 270)), 8: ((388, 391), (387, 395))}
 """Total tokens/s of the original on four cards: clients -> (rule of 0.1.40.2, lowest free slot first), two runs each."""
 
-FITTED = Costs(fixed=1.95e-3, per_row=1.20e-3, hop=0.02e-3, host=0.10e-3, chunk_fixed=30e-3, per_token=0.1e-3)
-"""Found by --fit; see docs/BATCHING.md."""
+FITTED = Costs(
+    fixed=0.239e-3, per_row=0.947e-3, hop=0.247e-3, host=0.56e-3, host_per_row=0.36e-3, chunk_fixed=6.8e-3, per_token=0.1e-3,
+)
+"""One set of costs for the whole table, found by --fit; what they mean is said in docs/BATCHING.md."""
 
 Rows = Literal["compact", "prefix"]
 
@@ -74,7 +76,7 @@ def measured_gain(clients: int) -> float:
 
 def show_table(costs: Costs, orders: int) -> None:
     print(f"costs in ms: {({name: round(value * 1e3, 3) for name, value in vars(costs).items() if value})}; {orders} starting orders\n")
-    print("| clients | measured old / low first | prefix old | prefix low first | gain measured | gain | residual | compact old | compact low |")
+    print("| clients | measured | prefix, old rule | prefix, low first | gain measured | gain | residual | compact, old | compact, low |")
     print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     summary = {}
     for clients, (old, low, compact_old, compact_low) in table(costs, orders, 300, ARMS).items():
@@ -102,7 +104,7 @@ def fit(costs: Costs, orders: int, tokens: int) -> Costs:
     best, step = misfit(costs, orders, tokens), 0.3
     while step > 0.02:
         improved = False
-        for name in ("fixed", "per_row", "per_pad", "hop", "host", "chunk_fixed"):
+        for name in ("fixed", "per_row", "hop", "host", "host_per_row", "chunk_fixed"):
             for factor in (1 + step, 1 / (1 + step)):
                 trial = replace(costs, **{name: getattr(costs, name) * factor})
                 value = misfit(trial, orders, tokens)
@@ -132,7 +134,8 @@ def side_request(policy: SlotPolicy) -> dict[str, tuple[str, int, float]]:
     def ask(name: str, prompt: tuple[int, ...], then: Callable[[], None]) -> None:
         def on_end(outcome: Outcome) -> None:
             usage, base = outcome.end.usage, name.split()[0]  # type: ignore[union-attr]
-            seen[name] = f"slot {outcome.end.slot}", usage.prompt - usage.cached, (outcome.first or 0.0) - outcome.sent  # type: ignore[union-attr]
+            first = (outcome.first or 0.0) - outcome.sent
+            seen[name] = f"slot {outcome.end.slot}", usage.prompt - usage.cached, first  # type: ignore[union-attr]
             texts[base] = prompt + tuple(outcome.tokens) + tuple(range(9000, 9020))
             world.clock.after(5.0, then)
 
@@ -151,7 +154,7 @@ def side_request(policy: SlotPolicy) -> dict[str, tuple[str, int, float]]:
 
 
 def show_side() -> None:
-    print("| shelf | parking | `STRATA_SLOT_EXPIRE_S` | the side request takes | A's next turn reads | first token | B's next turn reads | first token |")
+    print("| shelf | parking | `STRATA_SLOT_EXPIRE_S` | side request takes | A's next turn reads | after | B's next turn reads | after |")
     print("| --- | --- | --- | --- | ---: | ---: | ---: | ---: |")
     rows = []
     for shelf, cache in ((False, 0), (False, 1 << 32), (True, 0)):
@@ -161,9 +164,10 @@ def show_side() -> None:
             a, b = seen["A next"], seen["B next"]
             setting = "unset" if expire is None else f"{expire:.0f}"
             print(
-                f"| {'on' if shelf else 'off'} | {'on' if cache else 'off'} | {setting} | {loser}'s slot | {a[1]:,} | {a[2]:.2f} s | {b[1]:,} | {b[2]:.2f} s |"
+                f"| {'on' if shelf else 'off'} | {'on' if cache else 'off'} | {setting} | {loser}'s slot | "
+                f"{a[1]:,} | {a[2]:.2f} s | {b[1]:,} | {b[2]:.2f} s |"
             )
-            rows.append({"shelf": shelf, "parking": bool(cache), "expire": setting, "loser": loser, "A_reads": a[1], "A_ttft": round(a[2], 2)})
+            rows.append({"shelf": shelf, "parking": bool(cache), "expire": setting, "loser": loser, "A_reads": a[1], "A_s": round(a[2], 2)})
     print(json.dumps({"simulate": "side request", "rows": rows}))
 
 
