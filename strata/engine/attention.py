@@ -2,14 +2,17 @@
 
 Row parts. One page of one row's context is a tile: scores, weights and weighted values are computed per tile, relative to the row's
 highest score, and a row's tiles are added in page order. A tile's products have one fixed shape, so a row's bits depend only on
-its query, its position and its pages' contents: not on where the pages lie, nor on other rows or threads. Runs of consecutive
-pages are read in place.
+its query, its position and its pages' contents: not on where the pages lie, nor on other rows or threads. Tiles are copied
+together first: the copy reads memory as fast as it comes, and one product of many tiles in the cache follows (a product per run of
+pages, in place, took longer: small products wait for memory, and each call is a chance for threads to meet at the GIL).
 
 Grid parts. Half blocks of 64 queries of one KV head's group against spans of 512 keys, with a running maximum (flash attention).
 Where spans end depends on the absolute position alone.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,22 +27,31 @@ SPAN = 512
 HALF = GRID // 2
 TILES_PER_PIECE = 5
 TILES_TOGETHER = 96
+COPY_BYTES = 1 << 20
+
+
+class Copies:
+    """Where threads copy tiles to: one buffer for each piece, kept between windows."""
+
+    def __init__(self, kv: PagedKV, pieces: int) -> None:
+        tile = kv.heads * kv.page_tokens * kv.head_dim
+        self.tiles = max(1, COPY_BYTES // (4 * tile))
+        self.buffers = np.empty((pieces, self.tiles, kv.heads, kv.page_tokens, kv.head_dim), np.float32)
 
 
 class RowAttention:
-    """The attention of one row part: made once for a window, used for every layer.
+    """The attention of one row part: made once for a window, used for every layer. ``group``: queries per KV head."""
 
-    ``group``: queries per KV head. ``threads``: the tiles are cut into as many pieces, if there are enough.
-    """
-
-    def __init__(self, part: RowPart, kv: PagedKV, group: int, threads: int) -> None:
-        tiles, heads, dim = part.num_tiles, *kv.data.shape[3::2]
+    def __init__(self, part: RowPart, kv: PagedKV, group: int, copies: Copies) -> None:
+        tiles, heads, dim = part.num_tiles, kv.heads, kv.head_dim
         self.part, self.kv = part, kv
         self.scores = np.empty((tiles, heads, group, kv.page_tokens), np.float32)
         self.maxima = np.empty((tiles, heads, group, 1), np.float32)
         # Weighted values and, behind them, the sum of the weights: what is merged by the same rule is one array.
         self.partials = np.empty((tiles, heads, group, dim + 1), np.float32)
-        self.cuts = cuts(tiles, min(threads, tiles // TILES_PER_PIECE))
+        self.cuts = cuts(tiles, min(len(copies.buffers), tiles // TILES_PER_PIECE))
+        self.between = self.cuts if tiles > TILES_TOGETHER else [slice(0, tiles)]
+        self.copied = [list(self._steps(piece, cut, copies)) for piece, cut in enumerate(self.cuts)]
         ends = [*part.firsts[1:].tolist(), tiles]
         self.hidden = [self.scores[end - 1, :, :, filled:] for end, filled in zip(ends, part.filled, strict=True) if filled < kv.page_tokens]
         self.rows = [self.partials[start:stop] for start, stop in zip(part.firsts.tolist(), ends, strict=True)]
@@ -51,29 +63,26 @@ class RowAttention:
         Threads share what reads the cache. What lies between takes long enough to be shared only for many tiles: threads that run
         short NumPy calls side by side keep meeting at the GIL.
         """
-        cut, pieces, together = self.cuts, len(self.cuts), [slice(0, self.part.num_tiles)]
-        between = self.cuts if self.part.num_tiles > TILES_TOGETHER else together
-        threads.run(lambda piece: self.score(cut[piece], queries, layer), pieces)
+        spread, between = queries[self.part.row_of_tile], self.between
+        threads.run(lambda piece: self.score(piece, spread, layer), len(self.cuts))
         for hidden in self.hidden:
             hidden.fill(-np.inf)
         threads.run(lambda piece: self.find_maxima(between[piece]), len(between))
         highest = np.maximum.reduceat(self.maxima, self.part.firsts, axis=0)[self.part.row_of_tile]
         threads.run(lambda piece: self.soften(between[piece], highest), len(between))
-        threads.run(lambda piece: self.weigh(cut[piece], layer), pieces)
+        threads.run(lambda piece: self.weigh(piece, layer), len(self.cuts))
         for tiles, merged in zip(self.rows, self.merged, strict=True):
             np.add.reduce(tiles, axis=0, out=merged)
         np.divide(self.merged[..., :-1], self.merged[..., -1:], out=out)
 
-    def score(self, cut: slice, queries: Floats, layer: int) -> None:
-        """Queries times keys of some tiles."""
-        part = self.part
-        if self.kv.scales is not None:
-            keys = self.kv.gather(layer, part.pages[cut], 0)
-            np.matmul(queries[part.row_of_tile[cut]], keys.swapaxes(2, 3), out=self.scores[cut])
-            return
-        stored = self.kv.data[layer, :, 0].swapaxes(2, 3)
-        for row, first, stop, page in part.runs_in(cut):
-            np.matmul(queries[row], stored[page : page + stop - first], out=self.scores[first:stop])
+    def score(self, piece: int, queries: Floats, layer: int) -> None:
+        """Queries [tiles, KV heads, group, head_dim] times keys, for the tiles of one of ``cuts``."""
+        for cut, pages, keys in self.copied[piece]:
+            self.kv.levels(layer, 0, pages, keys)
+            np.matmul(queries[cut], keys.swapaxes(2, 3), out=self.scores[cut])
+            scales = self.kv.level_scales(layer, 0, pages)
+            if scales is not None:
+                self.scores[cut] *= scales
 
     def find_maxima(self, cut: slice) -> None:
         """The highest score of each tile."""
@@ -86,15 +95,20 @@ class RowAttention:
         np.exp(scores, out=scores)
         np.add.reduce(scores, axis=-1, keepdims=True, out=self.partials[cut, ..., -1:])
 
-    def weigh(self, cut: slice, layer: int) -> None:
-        """Weights times values of some tiles."""
-        values = self.partials[..., :-1]
-        if self.kv.scales is not None:
-            np.matmul(self.scores[cut], self.kv.gather(layer, self.part.pages[cut], 1), out=values[cut])
-            return
-        stored = self.kv.data[layer, :, 1]
-        for _, first, stop, page in self.part.runs_in(cut):
-            np.matmul(self.scores[first:stop], stored[page : page + stop - first], out=values[first:stop])
+    def weigh(self, piece: int, layer: int) -> None:
+        """Weights times values, for the tiles of one of ``cuts``."""
+        for cut, pages, values in self.copied[piece]:
+            self.kv.levels(layer, 1, pages, values)
+            weights, scales = self.scores[cut], self.kv.level_scales(layer, 1, pages)
+            if scales is not None:
+                weights *= scales
+            np.matmul(weights, values, out=self.partials[cut, ..., :-1])
+
+    def _steps(self, piece: int, whole: slice, copies: Copies) -> Iterator[tuple[slice, NDArray[np.int64], Floats]]:
+        """The tiles of one of ``cuts``, as many at a time as can be copied: which, their pages, where to."""
+        for start in range(whole.start, whole.stop, copies.tiles):
+            cut = slice(start, min(start + copies.tiles, whole.stop))
+            yield cut, self.part.pages[cut], copies.buffers[piece, : cut.stop - start]
 
 
 class GridAttention:
@@ -102,14 +116,13 @@ class GridAttention:
 
     def __init__(self, part: GridPart, kv: PagedKV) -> None:
         self.part, self.kv = part, kv
-        self.heads, self.dim = kv.data.shape[3::2]
-        self.pieces = part.blocks * self.heads
+        self.pieces = part.blocks * kv.heads
         self.later = np.triu(np.ones((HALF, HALF), bool), 1)
         self.ones = np.ones((SPAN, 1), np.float32)
 
     def piece(self, number: int, queries: Floats, layer: int, out: Floats) -> None:
         """``queries`` (already scaled) and ``out`` float32 [blocks * 128, KV heads, group, head_dim]."""
-        block, head = divmod(number, self.heads)
+        block, head = divmod(number, self.kv.heads)
         starts = (block * GRID, block * GRID + HALF)
         halves = [_Half(queries[row : row + HALF, head], self.part.position + row) for row in starts]
         end = halves[1].end
@@ -120,7 +133,7 @@ class GridAttention:
                     self._attend(half, start, keys[: half.end - start], values[: half.end - start])
         for row, half in zip(starts, halves, strict=True):
             half.result /= half.sums
-            out[row : row + HALF, head] = half.result.reshape(HALF, -1, self.dim)
+            out[row : row + HALF, head] = half.result.reshape(HALF, -1, self.kv.head_dim)
 
     def _attend(self, half: _Half, start: int, keys: Floats, values: Floats) -> None:
         scores = np.matmul(half.queries, keys.T)
@@ -148,9 +161,8 @@ class GridAttention:
         pages = self.part.pages[first:last]
         if len(pages) < last - first:
             pages = np.concatenate([pages, np.repeat(self.part.pages[:1], last - first - len(pages))])
-        own, rows = slice(head, head + 1), slice(start - first * size, stop - first * size)
-        keys, values = (self.kv.gather(layer, pages, which, own).reshape(-1, self.dim)[rows] for which in (0, 1))
-        return keys, values
+        rows = slice(start - first * size, stop - first * size)
+        return self.kv.head(layer, 0, pages, head)[rows], self.kv.head(layer, 1, pages, head)[rows]
 
 
 class _Half:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.engine.attention import GridAttention, RowAttention
+from strata.engine.attention import Copies, GridAttention, RowAttention
 from strata.engine.kv import PagedKV
 from strata.engine.products import Floats, Matrix, RowFrame, cuts, grid_product
 from strata.engine.rows import Layout, RowPart, plan
@@ -45,6 +45,7 @@ class NumpyOps:
         self.threads = Threads(threads or usable_cores())
         self.deterministic = deterministic
         self._verified: dict[tuple[int, int], Matrix] = {}
+        self._copies: Copies | None = None
         self._frames: dict[tuple[int, int, int], RowFrame] = {}
         self._buffers: dict[tuple[str, int], Floats] = {}
 
@@ -55,8 +56,11 @@ class NumpyOps:
     def window(self, window: Window, kv: PagedKV, group: int) -> Iterator[Plan]:
         """Within: the window's plan, for the operations that ask for one. ``group``: query heads per KV head."""
         layout = plan(window, kv.page_tokens, grid=not self.deterministic)
-        count = self.threads.count
-        attentions = (RowAttention(part, kv, group, count) if isinstance(part, RowPart) else GridAttention(part, kv) for part in layout.parts)
+        if self._copies is None:
+            self._copies = Copies(kv, self.threads.count)
+        attentions = [
+            RowAttention(part, kv, group, self._copies) if isinstance(part, RowPart) else GridAttention(part, kv) for part in layout.parts
+        ]
         with np.errstate(all="ignore"):
             yield Plan(layout, tuple(attentions))
 
@@ -133,7 +137,7 @@ class NumpyOps:
     def attention(self, queries: Floats, layer: int, plan: Plan) -> Floats:
         """Causal attention of ``queries`` [layout rows, heads, head_dim] over the plan's cache: [layout rows, heads * head_dim]."""
         rows, heads, dim = queries.shape
-        kv_heads = plan.attentions[0].kv.data.shape[3]
+        kv_heads = plan.attentions[0].kv.heads
         scaled = np.multiply(queries, np.float32(1 / math.sqrt(dim))).reshape(rows, kv_heads, heads // kv_heads, dim)
         out = np.empty_like(scaled)
         for part, attention in zip(plan.layout.parts, plan.attentions, strict=True):

@@ -11,7 +11,7 @@ a prompt is cut, and what runs beside it, change nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from strata.messages import Segment, Window
 
 GRID = 128
-Run = tuple[int, int, int, int]
 # Where a padded product of 128 rows becomes cheaper than so many rows one by one (tools/bench_ops.py measures it).
 SHORT_ROWS = 48
 
@@ -48,8 +47,7 @@ class RowPart:
     """Rows ``start .. stop - 1`` of the layout, computed one by one.
 
     One page of one row's context is a tile. ``firsts`` int64 [rows] is each row's first tile, ``row_of_tile`` its inverse, ``pages``
-    the page of each tile, ``filled`` how many tokens each row sees of its last page. ``runs``: (row, first tile, last tile + 1, page
-    of the first), tiles of one row whose pages are consecutive.
+    the page of each tile, ``filled`` how many tokens each row sees of its last page.
     """
 
     start: int
@@ -57,23 +55,11 @@ class RowPart:
     firsts: NDArray[np.int64]
     row_of_tile: NDArray[np.int64]
     pages: NDArray[np.int64]
-    runs: tuple[Run, ...]
     filled: tuple[int, ...]
 
     @property
     def num_tiles(self) -> int:
         return len(self.pages)
-
-    def runs_in(self, tiles: slice) -> Sequence[Run]:
-        """The runs within some tiles; those that cross an end are cut there."""
-        start, stop = tiles.start, tiles.stop
-        if start == 0 and stop == self.num_tiles:
-            return self.runs
-        return [
-            (row, max(first, start), min(last, stop), page + max(0, start - first))
-            for row, first, last, page in self.runs
-            if first < stop and last > start
-        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +161,7 @@ class _Builder:
         counts = np.array(tiles, np.int64)
         row_of_tile = np.repeat(np.arange(len(tiles)), counts)
         firsts = np.cumsum(counts) - counts
-        all_pages = np.array(pages, np.int64)
-        runs = _runs(all_pages, row_of_tile)
-        self.parts.append(RowPart(base, len(self.tokens), firsts, row_of_tile, all_pages, runs, tuple(filled)))
-
-
-def _runs(pages: NDArray[np.int64], row_of_tile: NDArray[np.int64]) -> tuple[Run, ...]:
-    """The tiles as runs of consecutive pages within a row."""
-    breaks = np.flatnonzero((np.diff(pages) != 1) | (np.diff(row_of_tile) != 0)) + 1
-    starts = [0, *breaks.tolist()]
-    stops = [*starts[1:], len(pages)]
-    return tuple((int(row_of_tile[first]), first, stop, int(pages[first])) for first, stop in zip(starts, stops, strict=True))
+        self.parts.append(RowPart(base, len(self.tokens), firsts, row_of_tile, np.array(pages, np.int64), tuple(filled)))
 
 
 def plan(window: Window, page_tokens: int, grid: bool) -> Layout:

@@ -80,7 +80,7 @@ class Threads:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._done = Gate(2 * GRACE)
+        self._done = Gate()
         self._closed = False
         _BLAS.hold()
         self._workers = [_Worker(index, self._done) for index in range(1, count)]

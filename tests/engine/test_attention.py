@@ -26,8 +26,8 @@ def cache(kind: Any, segments: tuple[Segment, ...], seed: int = 0) -> tuple[Page
         rows = np.random.default_rng(seed + segment.slot).standard_normal((segment.end, 2, KV_HEADS, DIM)).astype(np.float32)
         positions = np.arange(segment.end)
         kv.write(0, np.array(segment.pages)[positions // 64], positions % 64, rows)
-        read = np.stack([kv.gather(0, np.array(segment.pages), which) for which in (0, 1)])
-        held[segment.slot] = read.transpose(0, 1, 3, 2, 4).reshape(2, -1, KV_HEADS, DIM)[:, : segment.end]
+        heads = [[kv.head(0, which, np.array(segment.pages), head) for head in range(KV_HEADS)] for which in (0, 1)]
+        held[segment.slot] = np.array(heads).swapaxes(1, 2)[:, : segment.end]
     return kv, held
 
 

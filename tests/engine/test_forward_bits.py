@@ -99,7 +99,7 @@ def poison(stages: Stages, tables: list[tuple[int, ...]]) -> None:
     """NaN in every key and value of these pages."""
     for model in stages.models:
         store = model.kv.data if model.kv.scales is None else model.kv.scales
-        store[:, [page for table in tables for page in table]] = np.nan
+        store[:, :, [page for table in tables for page in table]] = np.nan
 
 
 def test_a_page_last_used_by_a_damaged_request_is_clean() -> None:

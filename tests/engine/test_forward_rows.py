@@ -45,11 +45,9 @@ def test_every_row_has_its_place(start: int, length: int) -> None:
             assert isinstance(part, RowPart) and len(rows) == part.stop - part.start <= 2 * SHORT_ROWS
 
 
-def test_runs_of_consecutive_pages_are_found_within_a_row_only() -> None:
+def test_a_row_has_one_tile_for_each_page_of_its_context() -> None:
     segments = (Segment("a", 0, 255, (1,), (3, 4, 8, 9), Sampling()), Segment("b", 1, 64, (1,), (10, 11), Sampling()))
     (part,) = plan(Window(0, "decode", 0, segments), 64, grid=True).parts
     assert isinstance(part, RowPart)
-    assert part.runs == ((0, 0, 2, 3), (0, 2, 4, 8), (1, 4, 6, 10))
-    assert part.filled == (64, 1)
-    assert part.runs_in(slice(1, 3)) == [(0, 1, 2, 4), (0, 2, 3, 8)]
-    assert part.runs_in(slice(3, 6)) == [(0, 3, 4, 9), (1, 4, 6, 10)]
+    assert (part.pages.tolist(), part.row_of_tile.tolist()) == ([3, 4, 8, 9, 10, 11], [0, 0, 0, 0, 1, 1])
+    assert (part.firsts.tolist(), part.filled) == ([0, 4], (64, 1))

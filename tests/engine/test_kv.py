@@ -24,15 +24,32 @@ def filled(kind: Any) -> tuple[PagedKV, np.ndarray]:
 
 
 def stored(kv: PagedKV) -> np.ndarray:
-    """[rows, 2, heads, dim] of layer 1, by gather."""
-    both = np.stack([kv.gather(1, PAGES, which) for which in (0, 1)], axis=1)
-    return both[np.arange(4), :, :, OFFSETS]
+    """[rows, 2, heads, dim] of layer 1, as ``levels`` and their scales tell."""
+    both = np.empty((2, 4, 3, 16, 16), np.float32)
+    for which in (0, 1):
+        kv.levels(1, which, PAGES, both[which])
+        scales = kv.level_scales(1, which, PAGES)
+        if scales is not None:
+            both[which] *= scales.swapaxes(2, 3)
+    return both[:, np.arange(4), :, OFFSETS]
+
+
+def page(kv: PagedKV, pages: list[int]) -> np.ndarray:
+    """The keys of layer 1, head 2."""
+    return kv.head(1, 0, np.array(pages), 2)
 
 
 def test_f32_is_exact() -> None:
     kv, rows = filled("f32")
     np.testing.assert_array_equal(stored(kv), rows)
     assert not kv.data[0].any()
+
+
+@pytest.mark.parametrize("kind", ["f32", "int8"])
+def test_one_head_is_what_all_heads_say(kind: Any) -> None:
+    kv, _ = filled(kind)
+    heads = [kv.head(1, 1, PAGES, head).reshape(4, 16, 16)[np.arange(4), OFFSETS] for head in range(3)]
+    np.testing.assert_array_equal(np.stack(heads, axis=1), stored(kv)[:, 1])
 
 
 def test_int8_is_within_half_a_step_of_each_token_and_head() -> None:
@@ -58,12 +75,12 @@ def test_page_bytes_is_what_the_arrays_take(kind: Any) -> None:
 @pytest.mark.parametrize("kind", ["f32", "int8"])
 def test_pages_move(kind: Any) -> None:
     kv, _ = filled(kind)
-    before = kv.gather(1, np.array([6, 2]), 0)
+    before = page(kv, [6, 2])
     image = kv.copy_out((6, 2))
     kv.clear(np.array([6, 2]))
-    assert not kv.gather(1, np.array([6, 2]), 0).any()
+    assert not page(kv, [6, 2]).any()
     kv.copy_in(image, (1, 7))
-    np.testing.assert_array_equal(kv.gather(1, np.array([1, 7]), 0), before)
+    np.testing.assert_array_equal(page(kv, [1, 7]), before)
 
 
 def test_an_image_of_another_size_is_refused() -> None:
