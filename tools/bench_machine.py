@@ -32,6 +32,7 @@ class Bench:
         self.machine = SlotMachine(self.facts, SlotPolicy(slots=slots, groups=groups, queue_limit=10_000))
         self.random = random.Random(seed)
         self.windows: deque[Window] = deque()
+        self.requests: list[Request] = []
         self.times: dict[str, list[float]] = {}
         self.running = 0
         self.now = 0.0
@@ -54,7 +55,9 @@ class Bench:
         request = Request(name, tuple(prompt), max_tokens, Sampling())
         event = Arrive(request, pack(prompt) if prepacked else b"")
         self.running += 1
-        gc.collect(0)  # the walk over a fresh prompt belongs to whoever made it
+        # A fresh prompt's walk by the collector, and its release, belong to whoever made it.
+        gc.collect(0)
+        self.requests.append(request)
         self.feed("arrive", event)
         return name
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import sys
 import time
@@ -26,21 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tools.bench_serve import checked, own_server  # noqa: E402
 from tools.httpclient import Answer, Client  # noqa: E402
 
-SWITCHES = ("STRATA_SLOT_LOW_FIRST", "STRATA_SLOT_EXPIRE_S")
-
 
 def body(ids: list[int], tokens: int, temperature: float = 0.7) -> dict[str, Any]:
     return {"model": "bench", "prompt": ids, "max_tokens": tokens, "temperature": temperature, "ignore_eos": True}
-
-
-def set_switches(**values: str | None) -> None:
-    """The switches of the next server; None takes one out of the environment."""
-    for name in SWITCHES:
-        value = values.get(name.removeprefix("STRATA_SLOT_").lower())
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 # ---------------------------------------------------------------- (a) lowest free slot first
@@ -69,11 +56,10 @@ async def crowds(url: str, options: argparse.Namespace) -> dict[int, float]:
 
 def low_first(options: argparse.Namespace) -> dict[str, dict[int, float]]:
     """Both arms, ``--rounds`` times in turn; means."""
-    found: dict[str, list[dict[int, float]]] = {"0": [], "1": []}
+    found: dict[str, list[dict[int, float]]] = {"off": [], "on": []}
     for _ in range(options.rounds):
         for arm in found:
-            set_switches(low_first=arm)
-            flags = ["--batch", "8", "--batch-groups", "4", "--rows", options.rows, *options.server]
+            flags = ["--batch", "8", "--batch-groups", "4", "--rows", options.rows, "--slot-low-first", arm, *options.server]
             with own_server(options.model, flags) as (url, _load):
                 found[arm].append(asyncio.run(crowds(url, options)))
     means = {arm: {clients: sum(run[clients] for run in runs) / len(runs) for clients in options.clients} for arm, runs in found.items()}
@@ -81,7 +67,7 @@ def low_first(options: argparse.Namespace) -> dict[str, dict[int, float]]:
     print("| clients | `STRATA_SLOT_LOW_FIRST=0` | lowest free slot first | gain |")
     print("| ---: | ---: | ---: | ---: |")
     for clients in options.clients:
-        old, new = means["0"][clients], means["1"][clients]
+        old, new = means["off"][clients], means["on"][clients]
         print(f"| {clients} | {old:.1f} | {new:.1f} | {(new / old - 1) * 100:+.1f} % |", flush=True)
     return means
 
@@ -123,9 +109,8 @@ def side(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for shelf, cache in (("off", "0"), ("off", "2048"), ("on", "0")):
         for expire in ("600", "0", None):
-            set_switches(expire_s=expire)
             flags = ["--batch", "3", "--batch-groups", "1", "--shelf", shelf, "--conversation-cache-mib", cache]
-            flags += ["--drain-timeout-s", "1", *options.server]
+            flags += ["--drain-timeout-s", "1", *(["--slot-expire-s", expire] if expire else []), *options.server]
             with own_server(options.model, flags) as (url, _load):
                 row = asyncio.run(side_request(url, options.long, options.seed))
             a, b = row["A"], row["B"]
