@@ -13,6 +13,7 @@ Where spans end depends on the absolute position alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,9 +54,10 @@ class RowAttention:
         self.between = self.cuts if tiles > TILES_TOGETHER else [slice(0, tiles)]
         self.copied = [list(self._steps(piece, cut, copies)) for piece, cut in enumerate(self.cuts)]
         ends = [*part.firsts[1:].tolist(), tiles]
-        self.hidden = [self.scores[end - 1, :, :, filled:] for end, filled in zip(ends, part.filled, strict=True) if filled < kv.page_tokens]
-        self.rows = [self.partials[start:stop] for start, stop in zip(part.firsts.tolist(), ends, strict=True)]
-        self.merged = np.empty((len(self.rows), heads, group, dim + 1), np.float32)
+        last = zip(ends, part.filled, strict=True)
+        self.hidden = [self.scores[end - 1, :, :, filled:] for end, filled in last if filled < kv.page_tokens]
+        self.merged = np.empty((len(ends), heads, group, dim + 1), np.float32)
+        self.sums = list(self._sums(np.diff([0, *ends]).tolist()))
 
     def run(self, queries: Floats, layer: int, threads: Threads, out: Floats) -> None:
         """``queries`` (already scaled) and ``out`` float32 [rows, KV heads, group, head_dim].
@@ -71,8 +73,8 @@ class RowAttention:
         highest = np.maximum.reduceat(self.maxima, self.part.firsts, axis=0)[self.part.row_of_tile]
         threads.run(lambda piece: self.soften(between[piece], highest), len(between))
         threads.run(lambda piece: self.weigh(piece, layer), len(self.cuts))
-        for tiles, merged in zip(self.rows, self.merged, strict=True):
-            np.add.reduce(tiles, axis=0, out=merged)
+        for tiles, merged in self.sums:
+            np.add.reduce(tiles, axis=1, out=merged)
         np.divide(self.merged[..., :-1], self.merged[..., -1:], out=out)
 
     def score(self, piece: int, queries: Floats, layer: int) -> None:
@@ -103,6 +105,15 @@ class RowAttention:
             if scales is not None:
                 weights *= scales
             np.matmul(weights, values, out=self.partials[cut, ..., :-1])
+
+    def _sums(self, counts: list[int]) -> Iterator[tuple[Floats, Floats]]:
+        """Partials [rows, tiles, ...] and where their sums over tiles go, for runs of rows with as many tiles each."""
+        row = tile = 0
+        for count, run in groupby(counts):
+            rows = len(list(run))
+            partials = self.partials[tile : tile + rows * count]
+            yield partials.reshape(rows, count, *partials.shape[1:]), self.merged[row : row + rows]
+            row, tile = row + rows, tile + rows * count
 
     def _steps(self, piece: int, whole: slice, copies: Copies) -> Iterator[tuple[slice, NDArray[np.int64], Floats]]:
         """The tiles of one of ``cuts``, as many at a time as can be copied: which, their pages, where to."""

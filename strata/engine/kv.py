@@ -30,7 +30,7 @@ def page_bytes(config: ModelConfig, num_layers: int, page_tokens: int, kind: KVK
 
 
 class PagedKV:
-    """``num_pages`` pages for ``num_layers`` layers of the model ``config``. ``kv`` is 0 for keys, 1 for values, wherever it is asked for."""
+    """``num_pages`` pages for ``num_layers`` layers of the model ``config``. Wherever ``kv`` is asked for, 0 is keys and 1 values."""
 
     def __init__(self, config: ModelConfig, num_layers: int, num_pages: int, page_tokens: int = PAGE_TOKENS, kind: KVKind = "f32") -> None:
         """Raises ValueError for an unknown kind, MemoryError if the address space lacks room."""

@@ -94,7 +94,7 @@ class NumpyOps:
         for part in parts:
             mine = slice(part.start, part.stop)
             if isinstance(part, RowPart):
-                self.threads.run(RowFrame(matrix, out[mine]).product(x[mine], matrix), len(matrix.pieces))
+                self.threads.run(*RowFrame(matrix, out[mine]).product(x[mine], matrix))
             else:
                 self.threads.run(*grid_product(x[mine], matrix, out[mine], self.threads.count))
         return self._biased(out, matrix)
@@ -102,7 +102,7 @@ class NumpyOps:
     def logits(self, x: Floats, matrix: Matrix) -> Floats:
         """x [rows, columns] @ weights.T, always row by row: [rows, vocabulary], the caller's to keep."""
         frame = RowFrame(matrix, np.empty((len(x), matrix.padded_rows), np.float32))
-        self.threads.run(frame.product(x, matrix), len(matrix.pieces))
+        self.threads.run(*frame.product(x, matrix))
         return self._biased(frame.out, matrix)
 
     def _rows(self, x: Floats, matrix: Matrix) -> Floats:
@@ -112,7 +112,7 @@ class NumpyOps:
             frame = RowFrame(matrix, np.empty(key[:2], np.float32))
             if len(x) <= FRAMED_ROWS:
                 self._frames[key] = frame
-        self.threads.run(frame.product(x, matrix), len(matrix.pieces))
+        self.threads.run(*frame.product(x, matrix))
         return frame.out
 
     @staticmethod

@@ -26,10 +26,12 @@ from numpy.typing import NDArray
 from strata.engine.rows import GRID
 
 Floats = NDArray[np.float32]
-Work = Callable[[int], None]
+Work = Callable[[int], object]
 BLOCK_BYTES = 400_000
 SLICE_ROWS = 1536
 BATCHES = (4, 2, 1)
+# The caller of a job begins some 20 us before the other threads have woken and their end is seen: about so many bytes of weights.
+LEAD_BYTES = 400_000
 
 
 def block_rows(rows: int, columns: int) -> int:
@@ -45,6 +47,15 @@ def cuts(items: int, pieces: int) -> list[slice]:
     pieces = max(1, min(items, pieces))
     edges = [items * index // pieces for index in range(pieces + 1)]
     return [slice(start, stop) for start, stop in zip(edges[:-1], edges[1:], strict=True)]
+
+
+def led_cuts(rows: int, pieces: int, lead: int) -> list[slice]:
+    """``rows`` rows in ``pieces`` slices, the first ``lead`` rows longer than the others; in one, if there are no more rows than that."""
+    others = max(0, rows - lead) // pieces // 8 * 8
+    if not others:
+        return [slice(0, rows)]
+    first = rows - others * (pieces - 1)
+    return [slice(0, first), *(slice(start, start + others) for start in range(first, rows, others))]
 
 
 class Matrix:
@@ -63,8 +74,9 @@ class Matrix:
         self.weights = padded[:rows]
         self.blocks = padded.reshape(count, 1, block, columns)
         self.cuts = [slice(cut.start * block, cut.stop * block) for cut in cuts(count, pieces)]
-        self.flat_pieces = [padded[cut] for cut in self.cuts]
-        self.pieces = [piece.reshape(-1, 1, block, columns) for piece in self.flat_pieces]
+        self.pieces = [padded[cut].reshape(-1, 1, block, columns) for cut in self.cuts]
+        self.flat_cuts = led_cuts(count * block, pieces, LEAD_BYTES // (4 * columns))
+        self.flat_pieces = [padded[cut] for cut in self.flat_cuts]
         self.slices = cuts(rows, max(2, round(rows / SLICE_ROWS)))
         self.row_at_once = self.grid_at_once = False
 
@@ -96,15 +108,15 @@ class RowFrame:
         _, _, block, _ = matrix.blocks.shape
         self.out = out
         self.pieces = [out[:, cut].reshape(len(out), -1, block, 1).transpose(1, 0, 2, 3) for cut in matrix.cuts]
-        self.flat_pieces = [out[0, cut] for cut in matrix.cuts] if len(out) == 1 and matrix.row_at_once else None
+        self.flat_pieces = [out[0, cut] for cut in matrix.flat_cuts] if len(out) == 1 and matrix.row_at_once else None
 
-    def product(self, x: Floats, matrix: Matrix) -> Work:
-        """``work(piece)`` for each of ``matrix.pieces``: its part of out = x [rows, columns] @ weights.T, row by row."""
+    def product(self, x: Floats, matrix: Matrix) -> tuple[Work, int]:
+        """Work and its pieces: out = x [rows, columns] @ weights.T, row by row."""
         if self.flat_pieces is not None:
             row, flat, into = x[0], matrix.flat_pieces, self.flat_pieces
-            return lambda piece: np.dot(flat[piece], row, into[piece])
+            return lambda piece: np.dot(flat[piece], row, into[piece]), len(flat)
         columns, blocks, results = x[None, :, :, None], matrix.pieces, self.pieces
-        return lambda piece: np.matmul(blocks[piece], columns, out=results[piece], order="C")
+        return lambda piece: np.matmul(blocks[piece], columns, out=results[piece], order="C"), len(blocks)
 
 
 def grid_product(x: Floats, matrix: Matrix, out: Floats, threads: int) -> tuple[Work, int]:

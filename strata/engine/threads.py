@@ -30,7 +30,7 @@ class _Job:
 
     __slots__ = ("work", "pieces", "claims", "finished", "errors")
 
-    def __init__(self, work: Callable[[int], None], pieces: int) -> None:
+    def __init__(self, work: Callable[[int], object], pieces: int) -> None:
         self.work, self.pieces = work, pieces
         self.claims: Iterator[int] = iter(range(pieces))
         self.finished: list[int] = []
@@ -85,7 +85,7 @@ class Threads:
         _BLAS.hold()
         self._workers = [_Worker(index, self._done) for index in range(1, count)]
 
-    def run(self, work: Callable[[int], None], pieces: int | None = None) -> None:
+    def run(self, work: Callable[[int], object], pieces: int | None = None) -> None:
         """Call ``work(0) .. work(pieces - 1)``, each once, in any thread and order, and wait for all; without ``pieces``, one per thread.
 
         Raises the first error that a piece raised, once all have ended.

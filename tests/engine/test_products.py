@@ -27,7 +27,7 @@ def test_products(rows: int, columns: int, kind: str, count: int) -> None:
     out = np.full((256, matrix.padded_rows), np.nan, np.float32)
     threads = Threads(count)
     if kind == "rows":
-        threads.run(RowFrame(matrix, out).product(x, matrix), len(matrix.pieces))
+        threads.run(*RowFrame(matrix, out).product(x, matrix))
     else:
         threads.run(*grid_product(x, matrix, out, count))
     threads.close()
