@@ -122,6 +122,7 @@ class Server:
         self._manager = SlotManager(machine, engine, time.monotonic, host_free=lambda: free_memory() or 0)
         self._manager.start(loop)
         self._site.metrics.view = self._manager.view
+        self._site.metrics.engine = lambda: engine.times
         self._site.service = Service(self._model.facts, self._manager, self._model.tokenizer, self._model.template)
         log.info("ready in %.1f s: %s on %s", time.monotonic() - begin, self._model.facts.name, self.url)
 

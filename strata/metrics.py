@@ -47,7 +47,7 @@ class Metric:
     values: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     read: Callable[[Any], float | Mapping[str, Any]] | None = None
-    source: Literal["machine", "server", "build"] = "machine"
+    source: Literal["machine", "server", "engine", "build"] = "machine"
     is_info: bool = False
 
     @property
@@ -127,6 +127,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("strata_decode_rows", "counter", "Rows in them, drafts included.", "rows", read=lambda view: view.counters.decode_rows),
     Metric("strata_pad_rows", "counter", "Rows of them that computed for nobody.", "rows", read=lambda view: view.counters.pad_rows),
     Metric("strata_windows_in_flight", "gauge", "Windows in the engine.", "windows", read=lambda view: view.windows_in_flight),
+    Metric("strata_batch_groups", "gauge", "Groups of slots with decode windows of their own; 1: all slots share one window.", "groups",
+           read=lambda view: view.groups),
+    Metric("strata_stage_busy_seconds", "counter", "Time in which a stage of the pipeline had work.", "seconds", "stage", source="engine",
+           read=lambda stages: {str(number): stage.busy for number, stage in enumerate(stages)}),
+    Metric("strata_stage_wait_seconds", "counter", "Time in which it had none.", "seconds", "stage", source="engine",
+           read=lambda stages: {str(number): stage.wait for number, stage in enumerate(stages)}),
+    Metric("strata_stage_windows", "counter", "Windows it has run.", "windows", "stage", source="engine",
+           read=lambda stages: {str(number): stage.windows for number, stage in enumerate(stages)}),
     Metric("strata_engine_up", "gauge", "1 while the engine runs, 0 once it has stopped for good.", "",
            read=lambda view: 0 if view.dead else 1),
     Metric(
@@ -152,12 +160,13 @@ METRICS: tuple[Metric, ...] = (
 
 
 class Metrics:
-    """The counters of one server, in a registry of its own, with those of the process (Linux). ``view`` and ``server`` make the
-    pictures for the scrape; None while there is none."""
+    """The counters of one server, in a registry of its own, with those of the process (Linux). ``view``, ``server`` and
+    ``engine`` make the pictures for the scrape; None while there is none."""
 
     def __init__(self, model_name: str, version: str = "", view: Callable[[], Any] | None = None) -> None:
         self.view = view
         self.server: Callable[[], Any] | None = None
+        self.engine: Callable[[], Any] | None = None
         self._build = {"version": version, "model_name": model_name}
         self._fixed = {"model_name": model_name, "engine": "0"}
         self._registry = CollectorRegistry()
@@ -246,7 +255,8 @@ class Metrics:
     def collect(self) -> Iterator[Family]:
         """What is computed at the scrape (the registry calls this)."""
         pictures: dict[str, Any] = {"build": self._build}
-        pictures |= {source: make() for source, make in (("machine", self.view), ("server", self.server)) if make is not None}
+        makers = {"machine": self.view, "server": self.server, "engine": self.engine}
+        pictures |= {source: make() for source, make in makers.items() if make is not None}
         for metric in METRICS:
             if metric.read is not None and metric.source in pictures:
                 yield self._family(metric, metric.read(pictures[metric.source]))

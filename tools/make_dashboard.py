@@ -136,6 +136,13 @@ PANELS: dict[str, list[Panel]] = {
             (share("strata_decode_rows_total", "strata_decode_windows_total"), "rows"),
             (share("strata_pad_rows_total", "strata_decode_windows_total"), "pad rows"),
         ]),
+        Panel("Work of the stages", "Share of the time in which each stage of the layer split had work; the busiest one sets the pace.",
+              "percentunit", [(f"{rate('strata_stage_busy_seconds_total', by='stage')} / ({rate('strata_stage_busy_seconds_total', by='stage')}"
+                               f" + {rate('strata_stage_wait_seconds_total', by='stage')})", "stage {{stage}}")]),
+        Panel("Windows of the stages per second", "Equal, unless a stage loses windows.", "none",
+              [(rate("strata_stage_windows_total", by="stage"), "stage {{stage}}")]),
+        Panel("Groups", "Groups of slots with windows of their own; 1 where one window for all is faster.", "none",
+              [(now("strata_batch_groups"), "groups")]),
         Panel("Tokens per prompt chunk", "Small chunks mean short prompts, or a small --chunk.", "none",
               [(share("strata_chunk_tokens_total", "strata_chunks_total"), "tokens")]),
         Panel("Windows in flight", "In the engine at the moment of the scrape.", "none", [(total("strata_windows_in_flight"), "windows")]),

@@ -136,7 +136,7 @@ class SlotMachine:
     def _window_done(self, event: WindowDone) -> None:
         if self.dead:
             return
-        flight = self.scheduler.land(event)
+        flight = self.scheduler.land(event, self.desk.now)
         for run, segment, result in zip(flight.runs, flight.window.segments, event.results):
             if run is None:
                 continue

@@ -29,7 +29,7 @@ def picture(machine: SlotMachine, now: float) -> MachineView:
         shelved=states.count(ConversationState.SHELVED),
         parked=states.count(ConversationState.PARKED),
         parked_bytes=memory.host.used, parked_limit=memory.host.limit,
-        draining=machine.draining, dead=machine.dead, counters=machine.counters.copy(),
+        draining=machine.draining, dead=machine.dead, counters=machine.counters.copy(), groups=machine.scheduler.num_windows,
     )
 
 

@@ -59,7 +59,8 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class MachineView:
-    """Everything at one moment. ``pages_*`` add up to ``pages_total``; a shared page counts once, where it is needed most."""
+    """Everything at one moment. ``pages_*`` add up to ``pages_total``; a shared page counts once, where it is needed most.
+    ``groups``: groups of slots that have decode windows of their own just now."""
 
     slots: tuple[SlotView, ...]
     running: int
@@ -80,3 +81,4 @@ class MachineView:
     draining: bool
     dead: str
     counters: Counters
+    groups: int = 1

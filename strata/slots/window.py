@@ -2,8 +2,9 @@
 
 Decode windows and chunks share the engine. While anybody decodes, one chunk is in flight at a time, and after it the others decode for
 at least ``decode_share`` of the time the chunk took, so the gap between two tokens of a running answer is bounded by one chunk. With
-nobody decoding, as many chunks are in flight as the engine has stages. Windows hold active rows only; ``rows=prefix`` also runs a
-pad row for every hole below a group's last active slot, as the original did, to reproduce its numbers.
+nobody decoding, or a share of 0, as many chunks are in flight as the engine has stages. Windows hold active rows only; ``rows=prefix``
+also runs a pad row for every hole below a group's last active slot, as the original did, to reproduce its numbers. Where the number of
+groups is the machine's to choose, all groups share one window whenever grouping.py finds that faster.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from strata.errors import SettingError
 from strata.messages import EngineFacts, Sampling, Segment, Tokens, Window, WindowDone
 from strata.slots.conversation import Conversation
 from strata.slots.events import Command, IllegalEvent
+from strata.slots.grouping import Grouping
 from strata.slots.memory import Memory
 from strata.slots.policy import Reader, SlotPolicy, chunk_end, pick_reader
 from strata.slots.slot import Run, Slot
@@ -35,10 +37,11 @@ class Group:
 
 @dataclass(slots=True)
 class Flight:
-    """A window in flight and whose rows it holds (None: a pad row)."""
+    """A window in flight and whose rows it holds (None: a pad row). ``sent``: when, if nothing else was in flight (else None)."""
 
     window: Window
     runs: list[Run | None]
+    sent: float | None
 
 
 class Scheduler:
@@ -52,6 +55,10 @@ class Scheduler:
         self.counters: Counters = memory.counters
         size = len(slots) // groups
         self.groups = [Group(number, slots[number * size:(number + 1) * size]) for number in range(groups)]
+        # All slots as one group, where one window may hold them all.
+        self.everybody = Group(0, slots)
+        self.grouping = Grouping()
+        self.may_join = policy.groups == 0 and groups > 1 and policy.rows == "compact" and len(slots) <= self.facts.max_rows
         if policy.rows == "prefix" and size > self.facts.max_rows:
             raise SettingError(f"rows=prefix needs groups of at most {self.facts.max_rows} slots, not {size}; raise batch_groups")
         grid = self.facts.prompt_grid
@@ -63,24 +70,28 @@ class Scheduler:
 
     def schedule(self, now: float) -> list[Run]:
         """Send every window that may go now; returns the decoding runs that could not get their next page."""
-        starving: list[Run] = []
-        readers, is_decoding = [], False
+        readers: list[Run] = []
+        decoders: list[list[Run]] = []
         for group in self.groups:
-            ready = []
+            decoders.append([])
             for slot in group.slots:
                 run = slot.run
                 if run is None:
                     continue
                 if slot.state is SlotState.DECODING:
-                    is_decoding = True
-                    if not run.in_flight:
-                        ready.append(run)
+                    decoders[-1].append(run)
                 elif slot.state is SlotState.READING and run.submitted < run.total:
                     readers.append(run)
-            if ready and not group.window:
-                starving += self._decode(group, ready, now)
+        starving: list[Run] = []
+        if self.may_join and self.grouping.choose(tuple(map(len, decoders))):
+            if not any(group.window for group in self.groups):
+                starving = self._decode(self.everybody, [run for runs in decoders for run in runs if not run.in_flight], now)
+        else:
+            for group, runs in zip(self.groups, decoders):
+                if not group.window:
+                    starving += self._decode(group, [run for run in runs if not run.in_flight], now)
         if readers:
-            self._read(readers, is_decoding)
+            self._read(readers, any(decoders))
         return starving
 
     # ---- decode windows
@@ -97,7 +108,9 @@ class Scheduler:
         segments = [self._row(run) for run in ready]
         if self.policy.rows == "prefix":
             rows, segments = self._with_pads(group, ready, segments)
-        group.window = self._send("decode", group.id, segments, rows)
+        number = self._send("decode", group.id, segments, rows, now)
+        for sharing in self.groups if group is self.everybody else (group,):
+            sharing.window = number
         self.counters.decode_windows += 1
         self.counters.decode_rows += len(ready)
         return starving
@@ -136,7 +149,7 @@ class Scheduler:
 
     def _read(self, readers: list[Run], is_decoding: bool) -> None:
         limit = self.facts.num_stages
-        if is_decoding:
+        if is_decoding and self.policy.decode_share:
             # Somebody's next token waits behind this chunk: one at a time, and only when the decoders had their share.
             owed = self._decode_owed > 0 and any(group.window for group in self.groups)
             limit = 0 if owed else 1
@@ -145,7 +158,7 @@ class Scheduler:
             run = readers[pick_reader(rows, self.policy.max_overtaken)]
             for other in readers:
                 other.overtaken += other.order < run.order
-            self._send("prompt", _slot(run).group, [self._chunk(run)], [run])
+            self._send("prompt", _slot(run).group, [self._chunk(run)], [run], None)
             self._chunks_in_flight += 1
             if run.submitted >= run.total:
                 readers.remove(run)
@@ -167,14 +180,19 @@ class Scheduler:
 
     # ---- in flight
 
-    def _send(self, kind: str, group: int, segments: list[Segment], runs: list[Run | None]) -> int:
+    @property
+    def num_windows(self) -> int:
+        """Decode windows that all groups together have in one turn, if all have rows."""
+        return 1 if self.grouping.is_joined else len(self.groups)
+
+    def _send(self, kind: str, group: int, segments: list[Segment], runs: list[Run | None], now: float | None) -> int:
         self._last_window += 1
         window = Window(self._last_window, "decode" if kind == "decode" else "prompt", group, tuple(segments))
-        self.flights[window.id] = Flight(window, runs)
+        self.flights[window.id] = Flight(window, runs, None if self.flights else now)
         self.out.append(window)
         return window.id
 
-    def land(self, event: WindowDone) -> Flight:
+    def land(self, event: WindowDone, now: float) -> Flight:
         """Book a window that has reported. Raises ``IllegalEvent`` where it is not in flight or its results do not fit."""
         flight = self.flights.get(event.window_id)
         if flight is None:
@@ -186,6 +204,9 @@ class Scheduler:
             self._decode_owed = self.policy.decode_share * event.seconds
         else:
             self._decode_owed -= event.seconds
+            if self.may_join and event.stage_seconds:
+                was_alone = flight.sent is not None and event.window_id == self._last_window
+                self.grouping.times.observe(len(flight.runs), event.stage_seconds, now - (flight.sent or 0.0) if was_alone else None)
         return flight
 
     def lose(self, window_ids: Tokens) -> list[Run]:
@@ -205,7 +226,8 @@ class Scheduler:
         if flight.window.kind == "prompt":
             self._chunks_in_flight -= 1
         else:
-            self.groups[flight.window.group].window = 0
+            for group in self.groups:
+                group.window = 0 if group.window == flight.window.id else group.window
         for run in flight.runs:
             if run is not None:
                 run.in_flight -= 1

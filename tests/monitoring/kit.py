@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from strata.engine.stage import StageTimes
 from strata.messages import Usage
 from strata.metrics import Metrics
 from strata.server.service import ServerView
@@ -124,6 +125,7 @@ def exposition(accept: str = "") -> bytes:
     metrics = Metrics("tiny", "1.0", view)
     config = dict.fromkeys(("device", "batch", "kv", "chunk", "deterministic", "context"), "")
     metrics.server = lambda: ServerView(True, 1, 64, {"total": 2.0, "available": 1.0}, config)
+    metrics.engine = lambda: (StageTimes("stage 0", 3.0, 1.0, 5),)
     metrics.loop_lag(0.001)
     metrics.first_token(0.2)
     metrics.generated(1)

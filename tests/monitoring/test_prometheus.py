@@ -142,4 +142,5 @@ def every_panel_has_data(prometheus: Prometheus) -> None:
         prometheus.api(f"query?query={quote(query)}")
     gauges = [target["expr"] for panel in panels() for target in panel["targets"] if "rate(" not in target["expr"]]
     assert len(gauges) > 10
-    assert [query for query in gauges if prometheus.value(filled_in(query)) is None] == []
+    missing = [query for query in gauges if prometheus.value(filled_in(query)) is None]
+    assert not missing, "\n".join(missing)

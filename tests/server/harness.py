@@ -17,6 +17,7 @@ from typing import Any
 import h11
 
 from strata.config.settings import Settings
+from strata.engine.stage import StageTimes
 from strata.metrics import Metrics
 from strata.server.connection import Connection
 from strata.server.guard import Guard, read_keys
@@ -212,6 +213,7 @@ class World:
         model = Model("tiny", self.engine.facts.context, tokenizer().vocab_size, created=7, file="tiny.gguf")
         self.site.service = Service(model, self.manager, tokenizer(), TEMPLATE)
         self.metrics.view = self.manager.view
+        self.metrics.engine = lambda: (StageTimes("stage 0", 1.5, 0.5, 3),)
 
     def connect(self, address: str = "127.0.0.1") -> Client:
         return Client(self, address)
