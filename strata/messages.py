@@ -184,7 +184,8 @@ EngineEvent = WindowDone | CopyDone | EngineFailed
 class PageCopy:
     """Move whole pages between the device pool and host memory (parking). ``host`` is the machine's handle for the image.
 
-    ``out``: device -> host; ``in``: host -> device pages; ``drop``: forget the image (``pages`` empty, no ``CopyDone``).
+    ``out``: device -> host; ``in``: host -> device, the image's first ``len(pages)`` pages (a prefix can be read from it; it stays);
+    ``drop``: forget the image (``pages`` empty, no ``CopyDone``).
     """
 
     id: int

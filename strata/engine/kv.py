@@ -87,10 +87,10 @@ class PagedKV:
         return (self.data[:, :, index],) if self.scales is None else (self.data[:, :, index], self.scales[:, :, index])
 
     def copy_in(self, image: tuple[NDArray, ...], pages: Sequence[int]) -> None:
-        """Write an image of as many pages to ``pages``. Raises ValueError if the counts differ."""
+        """Write an image's first pages to ``pages`` (all of them, or as many as are wanted). Raises ValueError if it has fewer."""
         index = np.array(pages, np.int64)
-        if image[0].shape[2] != len(index):
-            raise ValueError(f"an image of {image[0].shape[2]} pages does not fit {len(index)} pages")
-        self.data[:, :, index] = image[0]
+        if image[0].shape[2] < len(index):
+            raise ValueError(f"an image of {image[0].shape[2]} pages does not fill {len(index)} pages")
+        self.data[:, :, index] = image[0][:, :, :len(index)]
         if self.scales is not None:
-            self.scales[:, :, index] = image[1]
+            self.scales[:, :, index] = image[1][:, :, :len(index)]

@@ -63,6 +63,8 @@ class Seating:
         source = self._find(run)
         if source is None:
             return Verdict.WAIT
+        if source.is_parked and not source.resume:
+            source = Source()  # an image of which nothing can be used is not worth a copy
         slot = self.slots[pinned] if pinned is not None else self._pick(source, now)
         if slot is None or not self._take(run, slot, source, now, headroom):
             return Verdict.BLOCKED

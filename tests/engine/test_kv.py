@@ -81,11 +81,13 @@ def test_pages_move(kind: Any) -> None:
     assert not page(kv, [6, 2]).any()
     kv.copy_in(image, (1, 7))
     np.testing.assert_array_equal(page(kv, [1, 7]), before)
+    kv.copy_in(image, (4,))
+    np.testing.assert_array_equal(page(kv, [4]), page(kv, [1]))
 
 
-def test_an_image_of_another_size_is_refused() -> None:
+def test_an_image_that_has_fewer_pages_is_refused() -> None:
     kv, _ = filled("f32")
-    with pytest.raises(ValueError, match="2 pages does not fit 3"):
+    with pytest.raises(ValueError, match="2 pages does not fill 3"):
         kv.copy_in(kv.copy_out((6, 2)), (1, 3, 4))
 
 

@@ -66,3 +66,11 @@ def test_page_kinds_add_up() -> None:
     view = house.machine.view(house.now)
     assert view.pages_free + view.pages_busy + view.pages_held + view.pages_shelved == view.pages_total == 40
     assert (view.pages_busy, view.pages_held, view.pages_shelved) == (3, 2, 15)
+
+
+def test_an_image_of_which_nothing_can_be_used_is_not_copied() -> None:
+    house = House(SlotPolicy(slots=1, shelf=False, cache_bytes=50_000))
+    house.chat("A", (1, 2, 3))
+    house.chat("B", tuple(range(50, 60)))
+    house.chat("A again", (1, 2, 3))
+    assert house.cached("A again") == 0 and [copy.direction for copy in house.copies] == ["out", "out"]
