@@ -20,7 +20,7 @@ from tests.slots.house import House
 BEGINNINGS = [(), (1,), (7,) * 3, (2, 4, 6, 8), tuple(range(17)), tuple(range(40)), tuple(range(17)) + (9,) * 9]
 policies = st.builds(
     SlotPolicy,
-    slots=st.just(4), groups=st.sampled_from([1, 2, 4]), rows=st.sampled_from(["compact", "prefix"]), shelf=st.booleans(),
+    slots=st.just(4), groups=st.sampled_from([0, 1, 2, 4]), rows=st.sampled_from(["compact", "prefix"]), shelf=st.booleans(),
     decode_share=st.sampled_from([0.0, 0.5]), max_overtaken=st.sampled_from([1, 4]), queue_limit=st.sampled_from([1, 3, 64]),
     queue_timeout=st.sampled_from([0.0, 3.0]), expire_s=st.sampled_from([0.0, 2.0]), cache_bytes=st.sampled_from([0, 6000, 100_000]),
     shelf_limit=st.sampled_from([2, 512]), low_first=st.booleans(), chunk=st.sampled_from([0, 4, 12]),
