@@ -101,6 +101,8 @@ class NumpyOps:
 
     def logits(self, x: Floats, matrix: Matrix) -> Floats:
         """x [rows, columns] @ weights.T, always row by row: [rows, vocabulary], the caller's to keep."""
+        if not len(x):  # a part of a prompt whose end is not reached
+            return np.empty((0, matrix.rows), np.float32)
         frame = RowFrame(matrix, np.empty((len(x), matrix.padded_rows), np.float32))
         self.threads.run(*frame.product(x, matrix))
         return self._biased(frame.out, matrix)
