@@ -43,7 +43,11 @@ def load_engine(settings: Settings, file: GGUFFile, progress: Progress = lambda 
     config = read_config(file)
     engine = assemble(settings, cast(GGUFFile, CountedFile(file, progress)), config)
     size = sum(tensor.size for tensor in file.tensors.values())
-    progress(size, size)  # a file may hold tensors that nobody reads
+    try:
+        progress(size, size)  # a file may hold tensors that nobody reads
+    except BaseException:
+        engine.close()
+        raise
     return engine
 
 
