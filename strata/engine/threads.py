@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 
-from threadpoolctl import ThreadpoolController
+import threadpoolctl
 
 from strata.engine.gate import GRACE, Gate
 
@@ -127,18 +127,25 @@ class _OneBlasThread:
     def hold(self) -> None:
         with self._lock:
             if not self._holders:
-                self._libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+                self._libraries = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
                 self._before = [library.num_threads for library in self._libraries]
-                for library in self._libraries:
-                    library.set_num_threads(1)
+                self._set([1] * len(self._libraries))
             self._holders += 1
 
     def release(self) -> None:
         with self._lock:
             self._holders -= 1
             if not self._holders:
-                for library, count in zip(self._libraries, self._before, strict=True):
-                    library.set_num_threads(count)
+                self._set(self._before)
+
+    def _set(self, counts: list[int]) -> None:
+        """From any thread. A newer threadpoolctl (3.8) hears only the first thread that ever set a limit, while it lives, and ignores
+        others silently; models are loaded and closed on whatever thread a host program has for it."""
+        forget = getattr(threadpoolctl.OpenBLASController, "clear_controlling_thread", lambda force: None)
+        for library, count in zip(self._libraries, counts, strict=True):
+            forget(force=True)
+            library.set_num_threads(count)
+        forget(force=True)
 
 
 _BLAS = _OneBlasThread()
