@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,14 +38,15 @@ class LoadedModel:
 def load_model(settings: Settings, progress: Callable[[int, int], None]) -> LoadedModel:
     """Open ``settings.model`` and build everything. Takes seconds: not for the loop thread. Raises ``StartError``."""
     path = Path(str(settings.model))
-    file = GGUFFile.open(path)
-    try:
+    with ExitStack() as undo:
+        file = GGUFFile.open(path)
+        undo.callback(file.close)
         tokenizer, template = _text_of(file)
         engine = load_engine(settings, file, progress)
-        return LoadedModel(file, tokenizer, template, engine, _facts(settings, file, tokenizer, engine))
-    except BaseException:
-        file.close()
-        raise
+        undo.callback(engine.close)
+        loaded = LoadedModel(file, tokenizer, template, engine, _facts(settings, file, tokenizer, engine))
+        undo.pop_all()
+    return loaded
 
 
 def describe_model(settings: Settings) -> str:
