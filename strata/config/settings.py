@@ -40,11 +40,13 @@ class Settings:
     )
 
     device: str = row(
-        Choice("cpu", "emulated"), "cpu", ENGINE, "What computes: the processors, or the GPU's kernels run by them (slow, for tests)."
+        Choice("cpu", "cuda", "emulated"), "cpu", ENGINE,
+        "What computes: the processors, NVIDIA GPUs, or the GPU's kernels run by the processors (slow, for tests).",
     )
     devices: tuple[str, ...] = row(
         Devices("names or numbers of devices"), (), ENGINE,
-        "The device of each pipeline stage, in this order; one may come again. None: one device, or as many as layer_split makes stages.",
+        "The device of each pipeline stage, in this order; one may come again. None: every visible GPU, one elsewhere, or as many as "
+        "layer_split makes stages.",
     )
     layer_split: tuple[int, ...] | None = row(
         Maybe(Integers(0, 100_000, "whole numbers"), "auto"), None, ENGINE,

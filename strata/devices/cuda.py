@@ -27,6 +27,8 @@ from strata.devices.nvrtc import compile_modules
 from strata.devices.source import default_cache
 from strata.errors import StartError
 
+OLDEST_ARCH = 75  # the first with integer matrix units
+
 _selected = threading.local()
 
 
@@ -38,11 +40,23 @@ def load_cupy() -> Any:
         raise StartError(f"CuPy cannot be imported ({error}): install the extra cuda12 or cuda13, or use --device cpu") from error
 
 
+def visible_devices() -> int:
+    """How many GPUs there are to take, at least one. Raises StartError with the driver's reason where there is none."""
+    runtime = load_cupy().cuda.runtime
+    try:
+        count = int(runtime.getDeviceCount())
+    except RuntimeError as error:  # CuPy's CUDARuntimeError is one
+        raise StartError(f"no GPU can be used ({error}): install or update the NVIDIA driver, or use --device cpu") from error
+    if not count:
+        raise StartError("no GPU is visible: look at CUDA_VISIBLE_DEVICES and nvidia-smi, or use --device cpu")
+    return count
+
+
 def count_devices() -> int:
     """Visible GPUs; 0 where there is no CuPy, no driver or no GPU."""
     try:
-        return int(load_cupy().cuda.runtime.getDeviceCount())
-    except (StartError, RuntimeError):  # CuPy's CUDARuntimeError is a RuntimeError
+        return visible_devices()
+    except StartError:
         return 0
 
 
@@ -114,7 +128,7 @@ class CudaGraph:
 
 
 class CudaDevice:
-    """GPU number ``ordinal`` as CUDA counts the visible ones. Raises StartError without CuPy, DeviceError without that GPU."""
+    """GPU number ``ordinal`` as CUDA counts the visible ones. Raises StartError without any, DeviceError where that one cannot serve."""
 
     def __init__(self, ordinal: int = 0, *, cache: Path | None = None) -> None:
         self._cupy = load_cupy()
@@ -123,13 +137,17 @@ class CudaDevice:
         self._cache = cache or default_cache()
         self._functions: dict[KernelName, Any] = {}
         self._capture: CudaGraph | None = None
-        if ordinal >= count_devices():
-            raise DeviceError(f"no CUDA device {ordinal}: {count_devices()} visible")
+        count = visible_devices()
+        if ordinal >= count:
+            raise DeviceError(f"no GPU {ordinal}: {count} visible, numbered from 0")
         self._select()
         facts = self._runtime.getDeviceProperties(ordinal)
         self.info = DeviceInfo(
             facts["name"].decode(), 10 * facts["major"] + facts["minor"], facts["totalGlobalMem"], self._runtime.deviceGetPCIBusId(ordinal)
         )
+        if self.info.arch < OLDEST_ARCH:
+            found, needed = self.info.arch / 10, OLDEST_ARCH / 10
+            raise DeviceError(f"GPU {ordinal}, {self.info.name}, has compute capability {found}; the kernels need {needed} or newer")
 
     def _select(self) -> None:
         if getattr(_selected, "ordinal", None) != self._ordinal:

@@ -1,8 +1,7 @@
 """A stage on a device: windows in, hidden rows or logits out; decode by captured graphs, prompts by plain launches.
 
-A decode window is padded to a row bucket, its attention's grid to a context bucket (a power of two of splits), and each such pair has one
-graph, captured when first needed. Pad rows write to a page of their own, which no table names. Buckets size grids and choose
-graphs; no row's bits depend on them.
+A decode window is padded to buckets (graphs.py). Pad rows write to a page of their own, which no table names. Buckets size grids and
+choose graphs; no row's bits depend on them. Nothing is allocated while windows run, and nothing waits but what reads a window's result.
 """
 
 from __future__ import annotations
@@ -15,36 +14,21 @@ from numpy.typing import NDArray
 
 from strata.devices.base import Buffer, Device, Graph, HostArray
 from strata.engine.families import ModelConfig
-from strata.engine.kernel_ops import HEAD_ROWS, KernelOps, Workspace, kernels_of
+from strata.engine.graphs import ROW_BUCKETS, GraphCache, context_bucket, num_graphs, row_bucket, row_buckets
+from strata.engine.hidden_port import HiddenPort
+from strata.engine.kernel_ops import HEAD_ROWS, KernelOps, WindowSizes, Workspace, kernels_of
 from strata.engine.kernel_weights import DeviceLayer, WeightLoader
 from strata.engine.rope import Rope
 from strata.engine.rows import wanted_rows
 from strata.engine.window_upload import Fields, WindowRows, WindowSender
-from strata.kernels.attention import SPLIT, num_splits
+from strata.errors import ModelError
+from strata.kernels.attention import SPLIT
 from strata.kernels.pages import Pages, PageShape
 from strata.kernels.tensors import Matrix
-from strata.errors import ModelError
 from strata.messages import EngineFacts, Tokens, Window
 from strata.weights.gguf import GGUFFile
 
 Floats = NDArray[np.float32]
-ROW_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-
-
-def row_bucket(rows: int) -> int:
-    """The rows that a decode window of ``rows`` rows is padded to. Raises ValueError beyond the largest bucket."""
-    for bucket in ROW_BUCKETS:
-        if rows <= bucket:
-            return bucket
-    raise ValueError(f"a decode window of {rows} rows; at most {ROW_BUCKETS[-1]} fit")
-
-
-def context_bucket(length: int, longest: int) -> int:
-    """Positions that decode attention's grid covers for a window whose longest row has ``length`` of at most ``longest``."""
-    splits = 1
-    while splits * SPLIT < length:
-        splits *= 2
-    return min(splits, num_splits(longest)) * SPLIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +56,21 @@ class DeviceStage:
         pages = -(-(facts.context + 1) // facts.page_tokens)
         widest = Fields(max(ROW_BUCKETS[-1], facts.chunk), ROW_BUCKETS[-1], pages + SPLIT // facts.page_tokens, self._pairs)
         self._sender = WindowSender(ops.device, ops.stream, widest.words)
-        self._graphs: dict[tuple[int, int], Graph] = {}
-
-    @property
-    def num_graphs(self) -> int:
-        return len(self._graphs)
+        self.graphs = GraphCache(num_graphs(facts.max_rows, facts.context))
+        is_whole = weights.embedding is not None and weights.output is not None
+        self._port = None if is_whole else HiddenPort(ops.device, ops.stream, ops.space.hidden)
 
     def forward(self, window: Window, hidden: Floats | None) -> Floats | LogitsOnDevice:
         """Hidden rows float32 [rows, width], or on the last stage logits: on the device, or an array for prompt logprobs."""
         count = sum(len(segment.tokens) for segment in window.segments)
         if hidden is not None:
-            space = self.ops.space.hidden.rows(0, count)
-            self.ops.device.upload(space, np.ascontiguousarray(hidden), self.ops.stream)
+            assert self._port is not None
+            self._port.send(hidden)
         result = self._decode(window, count) if window.kind == "decode" else self._prompt(window, count)
-        return self._download(self.ops.space.hidden.rows(0, count)) if result is None else result
+        if result is None:
+            assert self._port is not None
+            return self._port.fetch(count)
+        return result
 
     def _send(self, window: Window, fields: Fields, context: int) -> WindowRows:
         self._sender.send(window, fields, self._rope, scratch_page=self.ops.pages.data.shape[0] - 1)
@@ -95,19 +80,15 @@ class DeviceStage:
         rows = row_bucket(count)
         context = context_bucket(max(segment.end for segment in window.segments), self._facts.context)
         window_rows = self._send(window, Fields(rows, rows, -(-context // self._facts.page_tokens), self._pairs), context)
-        self._graph(window_rows).replay(self.ops.stream)
+        self.graphs.get((rows, context), lambda: self._capture(window_rows)).replay(self.ops.stream)
         return LogitsOnDevice(self.ops.space.logits.rows(0, len(wanted_rows(window)))) if self.weights.output else None
 
-    def _graph(self, rows: WindowRows) -> Graph:
+    def _capture(self, rows: WindowRows) -> Graph:
         """The graph of this pair of buckets; its head computes logits for every row."""
-        key = (rows.count, rows.context)
-        graph = self._graphs.get(key)
-        if graph is None:
-            with self.ops.device.capture(self.ops.stream) as graph:
-                self._layers(rows)
-                if self.weights.output is not None:
-                    self.ops.logits(rows.wanted, *self.weights.output)
-            self._graphs[key] = graph
+        with self.ops.device.capture(self.ops.stream) as graph:
+            self._layers(rows)
+            if self.weights.output is not None:
+                self.ops.logits(rows.wanted, *self.weights.output)
         return graph
 
     def _prompt(self, window: Window, count: int) -> Floats | LogitsOnDevice | None:
@@ -175,9 +156,10 @@ def load_device_stage(
     loader = WeightLoader(file, config, device, stream, packed)
     weights = load_weights(loader, config, span)
     pages = Pages(shape, device.allocate((facts.num_pages + 1, shape.page_bytes), np.int8))
-    space = Workspace(device, config, pages, max(ROW_BUCKETS[-1], facts.chunk), facts.context, stream)
+    sizes = WindowSizes(max(ROW_BUCKETS[-1], facts.chunk), row_bucket(facts.max_rows), facts.context)
+    space = Workspace(device, config, pages, sizes, stream)
     ends = [matrix for matrix in (weights.embedding, weights.output[1] if weights.output else None) if matrix is not None]
-    counts = sorted({row_bucket(rows) for rows in range(1, min(facts.max_rows, ROW_BUCKETS[-1]) + 1)} | {facts.chunk})
+    counts = sorted({*row_buckets(facts.max_rows), facts.chunk})
     device.compile(list(kernels_of(config, weights.layers, ends, counts)))
     rope = Rope(config.rope, loader.optional("rope_freqs.weight"))
     return DeviceStage(KernelOps(device, config, pages, space, stream), weights, rope, facts)

@@ -3,13 +3,14 @@
 A dense layer is eight launches: norm, q/k/v, heads into pages, attention, its output, norm, gate and up with SwiGLU, down. (Nine
 or ten where the layouts of q, k, v differ.) Between launches everything stays int8 but the residual stream and the rows of q, k, v.
 
-``Workspace`` holds one window's intermediate results for up to ``max_rows`` rows; smaller windows use the first rows of each buffer, so
+``Workspace`` holds one window's intermediate results; smaller windows use the first rows of each buffer, so
 a captured graph and the next window share memory and nothing is allocated while windows run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -45,11 +46,20 @@ def zeroed(device: Device, count: int, columns: int, stream: Stream) -> Activati
     return room
 
 
-class Workspace:
-    """Buffers for windows of up to ``max_rows`` rows, decode rows of up to ``context`` positions, on one device."""
+@dataclass(frozen=True, slots=True)
+class WindowSizes:
+    """Rows of the largest window, rows of the largest decode window (pad rows included), positions of the longest context."""
 
-    def __init__(self, device: Device, config: ModelConfig, pages: Pages, max_rows: int, context: int, stream: Stream) -> None:
-        dim, heads, kv_heads = config.head_dim, config.num_heads, config.num_kv_heads
+    rows: int
+    decode_rows: int
+    context: int
+
+
+class Workspace:
+    """Buffers for windows of up to ``sizes`` on one device."""
+
+    def __init__(self, device: Device, config: ModelConfig, pages: Pages, sizes: WindowSizes, stream: Stream) -> None:
+        dim, heads, kv_heads, max_rows = config.head_dim, config.num_heads, config.num_kv_heads, sizes.rows
         self.hidden = device.allocate((max_rows, config.width), np.float32)
         self.delta = device.allocate((max_rows, config.width), np.float32)
         self.qkv = device.allocate((max_rows, heads + 2 * kv_heads, dim), np.float32)
@@ -60,7 +70,7 @@ class Workspace:
         self.queries = allocate_queries(device, max_rows, heads, dim)
         self.logits = device.allocate((HEAD_ROWS, config.vocab_size), np.float32)
         self.every = device.allocate((max_rows,), np.int32)
-        self.splits = attention_kernel.allocate_splits(device, min(max_rows, HEAD_ROWS), heads, pages, context, stream)
+        self.splits = attention_kernel.allocate_splits(device, sizes.decode_rows, heads, pages, sizes.context, stream)
         device.upload(self.every, np.arange(max_rows, dtype=np.int32), stream)
         stream.synchronize()
 

@@ -14,13 +14,13 @@ from typing import Any, cast
 
 from strata.config import Settings
 from strata.devices.base import DeviceError
-from strata.engine.device_load import assemble_on_devices, free_bytes, plan_lines, size_engine
+from strata.engine.device_load import assemble_on_devices, plan_on_devices
 from strata.engine.families import ModelConfig, read_config
 from strata.engine.forward import StageModel
 from strata.engine.kv import PagedKV
 from strata.engine.numpy_ops import NumpyOps
 from strata.engine.pipeline import Pipeline
-from strata.engine.placement import open_devices, split_over_devices, split_over_threads, stage_devices
+from strata.engine.placement import device_lines, open_devices, split_over_devices, split_over_threads, stage_devices
 from strata.engine.resources import free_memory, processors
 from strata.engine.results import Sampler
 from strata.engine.sizes import kv_kind, plan, stage_line
@@ -57,7 +57,9 @@ def assemble(settings: Settings, file: GGUFFile, config: ModelConfig) -> Pipelin
     if settings.device == "cpu":
         threads = share_threads(settings.threads or processors(), len(names))
         return assemble_on_cpu(settings, file, config, spans or split_over_threads(file, config, threads), threads)
-    devices = open_devices(names)
+    devices = open_devices(settings.device, names)
+    for line in device_lines(names, devices):
+        log.info(line)
     try:
         return assemble_on_devices(settings, file, config, spans or split_over_devices(settings, file, config, devices), devices)
     except DeviceError as error:
@@ -90,10 +92,10 @@ def describe_engine(settings: Settings, file: GGUFFile) -> list[str]:
         facts = plan(settings, config, free_memory(), len(spans))
         lines = [stage_line(number, *stage, config, facts, kv_kind(settings)) for number, stage in enumerate(zip(spans, threads))]
     else:
-        devices = open_devices(names)
+        devices = open_devices(settings.device, names)
         spans = spans or split_over_devices(settings, file, config, devices)
-        facts, packed = size_engine(settings, file, config, spans, free_bytes(devices))
-        lines = plan_lines(file, config, spans, devices, facts, packed)
+        facts, _, planned = plan_on_devices(settings, file, config, spans, devices)
+        lines = device_lines(names, devices) + planned
     return [*lines, f"{settings.batch} slots, {facts.context} tokens a request at most"]
 
 

@@ -15,21 +15,24 @@ import numpy as np
 
 from strata.config import Settings
 from strata.devices.base import Device, DeviceError
+from strata.devices.cuda import CudaDevice, visible_devices
 from strata.devices.emulated import EmulatedDevice
-from strata.engine.device_load import PAGE_TOKENS, RESERVE, free_bytes, tensor_bytes, work_bytes
+from strata.engine.device_load import free_bytes
+from strata.engine.device_plan import PAGE_TOKENS, RESERVE, page_bytes, planner, tensor_bytes
 from strata.engine.families import ModelConfig
 from strata.engine.split import asked_split, balance
-from strata.errors import ModelError, SettingError, StartError
-from strata.kernels.pages import PageShape
+from strata.errors import SettingError, StartError
 from strata.weights.gguf import GGUFFile, Tensor
 
 PROBE_BYTES = 1 << 26
+GIB = 1 << 30
 
 
 def stage_devices(settings: Settings, config: ModelConfig) -> tuple[list[str], list[range] | None]:
     """The device of each stage by name, and the spans that ``layer_split`` asks for (None: balance them).
 
-    With no devices named: the processors for every stage, or device after device. Raises SettingError for what cannot be.
+    With no devices named: the processors for every stage, or device after device: as many as ``layer_split`` asks for, else every
+    visible GPU. Raises SettingError for what cannot be, StartError where there is no GPU.
     """
     if not settings.trim_stage_weights:
         raise SettingError("trim_stage_weights: off is not served; a stage never loads the weights of another's layers")
@@ -43,7 +46,12 @@ def stage_devices(settings: Settings, config: ModelConfig) -> tuple[list[str], l
             raise SettingError(f"devices: {name} is none of --device {settings.device}, where {wanted}")
     if len(names) > config.num_layers:
         raise SettingError(f"devices: {len(names)} stages, and the model has {config.num_layers} layers; name fewer devices")
-    return names or ["cpu" if on_cpu else str(number) for number in range(len(spans or "1"))], spans
+    if not names:
+        stages = len(spans) if spans else 1
+        if settings.device == "cuda" and not spans:
+            stages = min(visible_devices(), config.num_layers)
+        names = ["cpu" if on_cpu else str(number) for number in range(stages)]
+    return names, spans
 
 
 class Parts:
@@ -75,13 +83,23 @@ def split_over_threads(file: GGUFFile, config: ModelConfig, threads: Sequence[in
 # ---------------------------------------------------------------- devices
 
 
-def open_devices(names: Sequence[str]) -> list[Device]:
-    """The devices of these names, in order; one that is named twice is opened once. Raises StartError."""
+def open_devices(kind: str, names: Sequence[str]) -> list[Device]:
+    """The devices of these names, in order; one that is named twice is opened once. ``kind``: cuda or emulated. Raises StartError."""
     try:
-        opened = {name: cast(Device, EmulatedDevice()) for name in dict.fromkeys(names)}
+        opened = {name: cast(Device, CudaDevice(int(name)) if kind == "cuda" else EmulatedDevice()) for name in dict.fromkeys(names)}
     except DeviceError as error:
         raise StartError(str(error)) from error
     return [opened[name] for name in names]
+
+
+def device_lines(names: Sequence[str], devices: Sequence[Device]) -> list[str]:
+    """What was found, for people: a line for each device."""
+    lines = []
+    for name, device in dict(zip(names, devices, strict=True)).items():
+        info, memory = device.info, device.memory()
+        size = f"{memory.total / GIB:.1f} GiB of memory, {memory.free / GIB:.1f} free"
+        lines.append(f"device {name}: " + ", ".join(filter(None, [info.name, info.pci_id, f"sm_{info.arch}" if info.arch else "", size])))
+    return lines
 
 
 def split_over_devices(settings: Settings, file: GGUFFile, config: ModelConfig, devices: Sequence[Device]) -> list[range]:
@@ -91,17 +109,14 @@ def split_over_devices(settings: Settings, file: GGUFFile, config: ModelConfig, 
     """
     context = settings.context or config.context
     parts = Parts(file, config, lambda tensor: tensor_bytes(tensor, packed=True))
-    speeds, frees = speeds_of(devices), free_bytes(devices)
-    work = work_bytes(config, settings.chunk, context)
-    try:
-        page = PageShape(1, config.num_kv_heads, config.head_dim, PAGE_TOKENS).page_bytes
-    except ValueError as error:
-        raise ModelError(f"{file.path}: {error}; use --device cpu") from error
+    speeds, frees, plan = speeds_of(devices), free_bytes(devices), planner(settings, file, config)
+    page = page_bytes(file, config, 1, plan.kv)
     for tokens in (settings.batch * context, context, 1):
         pages = -(-tokens // PAGE_TOKENS) + 1
 
         def fits(stage: int, span: range) -> bool:
-            return parts.of(span) + work + pages * page * len(span) <= int(frees[stage] * (1 - RESERVE))
+            fixed = sum(plan.fixed_bytes(span, min(tokens, context)))
+            return parts.of(span) + fixed + pages * page * len(span) <= int(frees[stage] * (1 - RESERVE))
 
         found = balance(parts.layers, parts.output, speeds, fits)
         if found is not None:

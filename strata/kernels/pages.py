@@ -19,12 +19,16 @@ def scale_group(head_dim: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PageShape:
-    """What one page holds: ``page_tokens`` positions of ``layers`` layers with ``kv_heads`` heads of ``head_dim``."""
+    """What one page holds: ``page_tokens`` positions of ``layers`` layers with ``kv_heads`` heads of ``head_dim``.
+
+    ``kind``: int8 with a float16 scale for each group of dimensions, or f16.
+    """
 
     layers: int
     kv_heads: int
     head_dim: int
     page_tokens: int
+    kind: str = "int8"
 
     def __post_init__(self) -> None:
         scale_group(self.head_dim)
@@ -34,6 +38,8 @@ class PageShape:
     @property
     def head_bytes(self) -> int:
         """Of keys, values and their scales of one head in one layer."""
+        if self.kind == "f16":
+            return 4 * self.page_tokens * self.head_dim
         return 2 * self.page_tokens * (self.head_dim + 2 * (self.head_dim // scale_group(self.head_dim)))
 
     @property

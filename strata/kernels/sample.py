@@ -112,10 +112,11 @@ def sample(device: Device, logits: Buffer, scratch: Buffer, choices: DeviceChoic
 
 
 def logprobs(
-    device: Device, logits: Buffer, tokens: Buffer, counts: Buffer, chosen: Buffer, top_ids: Buffer, top_logprobs: Buffer, stream: Stream
+    device: Device, logits: Buffer, tokens: Buffer, counts: Buffer, results: tuple[Buffer, Buffer, Buffer], stream: Stream
 ) -> None:
-    """Logprobs of raw ``logits`` at ``tokens`` (int32 [rows]) into ``chosen`` float64 [rows]; the ``counts`` (int32 [rows]) best ones into
-    ``top_ids`` int32 and ``top_logprobs`` float64, [rows, room] each."""
+    """Logprobs of raw ``logits`` at ``tokens`` (int32 [rows]), and the ``counts`` (int32 [rows]) best ones, into ``results``:
+    of the tokens float64 [rows]; the best ids int32 and their logprobs float64, [rows, room] each."""
+    chosen, top_ids, top_logprobs = results
     shapes = Shapes("logprobs")
     shapes.match("logits", logits, np.float32, "rows", "vocab")
     shapes.match("tokens", tokens, np.int32, "rows")

@@ -52,7 +52,7 @@ def from_file(path: Path, content: object) -> Settings:
         (["--temperature", "warm"], ["--temperature", "warm"]),
         (["--kv", "f16"], ["--kv", "f16", "f32 or int8"]),
         (["--deterministic=maybe"], ["--deterministic", "maybe", "on or off"]),
-        (["--device", "cuda"], ["--device", "cuda", "must be cpu"]),
+        (["--device", "gpu"], ["--device", "gpu", "must be cpu, cuda or emulated"]),
         (["--api-key", "hush"], ["STRATA_API_KEY", "--api-key-file"]),
         (["--context", "soon"], ["--context", "soon", "or auto"]),
         (["--model", ""], ["--model", "a path"]),

@@ -18,7 +18,8 @@ from strata.devices.base import DeviceInfo
 from strata.devices.emulated import EmulatedDevice
 from strata.devices.host_compiler import find_compiler
 from strata.engine import placement
-from strata.engine.device_load import free_bytes, stage_name, tensor_bytes, work_bytes
+from strata.engine.device_load import free_bytes, stage_name
+from strata.engine.device_plan import planner, tensor_bytes
 from strata.engine.families import read_config
 from strata.engine.load import describe_engine, load_engine
 from strata.engine.placement import Parts, open_devices, split_over_devices
@@ -128,14 +129,15 @@ def test_a_small_device_gets_what_fits() -> None:
         config = read_config(file)
         parts = Parts(file, config, lambda tensor: tensor_bytes(tensor, packed=True))
         page = PageShape(1, config.num_kv_heads, config.head_dim, 64).page_bytes
-        rest = work_bytes(config, 128, 128) + 5 * page
+        plan = planner(settings, file, config)
 
         def split(first: Card, second: Card) -> list[range]:
             return split_over_devices(settings, file, config, [first, second])
 
         assert split(large, large) == [range(0, 2), range(2, 4)]
-        assert split(Card("card", int((parts.of(range(0, 1)) + rest + page) / 0.95)), large) == [range(0, 1), range(1, 4)]
-        assert split(large, Card("card", int((parts.of(range(3, 4)) + rest + page) / 0.95))) == [range(0, 3), range(3, 4)]
+        for span, wanted in ((range(0, 1), [range(0, 1), range(1, 4)]), (range(3, 4), [range(0, 3), range(3, 4)])):
+            small = Card("card", int((parts.of(span) + sum(plan.fixed_bytes(span, 128)) + 6 * page) / 0.95))
+            assert (split(small, large) if span.start == 0 else split(large, small)) == wanted
         assert split(Card("card", 1000), large) == [range(0, 2), range(2, 4)], "the plan will say what is missing"
 
 
@@ -167,7 +169,7 @@ def test_bandwidth_is_measured_by_copies(monkeypatch: pytest.MonkeyPatch) -> Non
     ({"devices": ("cpu",) * 5}, "devices: 5 stages, and the model has 4 layers"),
     ({"layer_split": (1, 2), "devices": ("cpu", "cpu")}, "makes 3 stages, and 2 devices are named"),
     ({"trim_stage_weights": False}, "trim_stage_weights: off is not served"),
-    ({"device": "emulated", "kv_memory_mib": 1, "context": 100_000}, "context: one conversation of 100000 tokens needs 1563 pages"),
+    ({"device": "emulated", "kv_memory_mib": 1, "context": 100_000}, "kv_memory_mib: 1 MiB are 15 pages of 64 tokens; a context of"),
     ({"kv": "f32", "device": "emulated"}, "kv: f32 is not served on a device; it keeps int8"),
 ])
 def test_devices_and_splits_that_cannot_be_are_refused(settings: dict[str, Any], words: str) -> None:
@@ -189,7 +191,7 @@ def test_the_order_of_the_devices_is_the_order_of_the_stages(monkeypatch: pytest
     """Devices with other memory show which is which; one that is named twice is opened once and shares its memory."""
     limits = iter((1 << 30, 1 << 29))
     monkeypatch.setattr(placement, "EmulatedDevice", lambda: EmulatedDevice(memory_limit=next(limits)))
-    first, second, third = open_devices(["2", "0", "2"])
+    first, second, third = open_devices("emulated", ["2", "0", "2"])
     assert first is third and first.memory().total == 1 << 30 and second.memory().total == 1 << 29
     assert free_bytes([first, second, third]) == [1 << 29] * 3
 
@@ -200,6 +202,9 @@ def test_the_plan_names_stages_devices_and_layers_the_same_at_every_start(kind: 
         settings = Settings(device=kind, layer_split=(3,), context=128, threads=3)
         lines = describe_engine(settings, file)
         assert lines == describe_engine(settings, file)
+    if kind == "emulated":
+        assert lines[:2] == [f"device {number}: emulated, 16.0 GiB of memory, 16.0 free" for number in (0, 1)]
+        lines = lines[2:]
     names = {"cpu": ["cpu, 2 threads, ", "cpu, 1 thread, "], "emulated": ["emulated, ", "emulated, "]}[kind]
     assert lines[0].startswith(f"stage 0 ({names[0]}layers 0 to 2): weights ")
     assert lines[1].startswith(f"stage 1 ({names[1]}layers 3 to 3): weights ")

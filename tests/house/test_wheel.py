@@ -18,10 +18,9 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 
 def files(folder: str) -> set[str]:
-    """Everything in a folder of the checkout but what Python left there."""
-    return {
-        path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    }
+    """Everything in a folder of the checkout but what Python and its tools left there."""
+    found = [path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file()]
+    return {path.as_posix() for path in found if not any(part.startswith((".", "__pycache__")) for part in path.parts)}
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,19 @@
 """An engine on devices: what fits by the plan, and a request through the real pipeline."""
 
 import queue
+import re
 from dataclasses import replace
 
 import pytest
 
 from strata.config import Settings
 from strata.devices.emulated import EmulatedDevice
-from strata.engine.device_load import assemble_on_devices, size_engine, weight_bytes
+from strata.devices.host_compiler import find_compiler
+from strata.engine.device_load import assemble_on_devices
+from strata.engine.device_plan import planner, size_engine, weight_bytes
 from strata.engine.families import read_config
 from strata.errors import SettingError
-from strata.messages import Sampling, Segment, Window
+from strata.messages import EngineFailed, Sampling, Segment, Window
 from strata.weights.gguf import GGUFFile
 from tests.engine.running import TINY
 
@@ -32,14 +35,62 @@ def test_a_large_device_holds_every_slot_and_a_small_one_what_it_can(opened):
     nibbles, kept = (sum(weight_bytes(file, config, span, packed) for span in spans) for packed in (False, True))
     assert kept < nibbles
     sizes = {}
-    for free in range(1 << 20, 4 << 20, 1 << 15):
+    for free in range(1 << 20, 12 << 20, 1 << 15):
         try:
             facts, packed = size_engine(SETTINGS, file, config, [range(4)], [free])
         except SettingError as error:
-            assert "context: one conversation of 300 tokens needs 5 pages" in str(error)
+            assert "context: one conversation of 300 tokens does not fit" in str(error) or "needs" in str(error)
             continue
         sizes[facts.num_pages] = packed
     assert sorted(sizes) == [5, 6, 7, 8, 9, 10] and sizes[5] and not sizes[10]  # packed where memory is short
+
+
+def test_what_is_refused_is_refused_with_what_would_fit(opened):
+    """The numbers in the refusals are right: the context named fits, the next larger does not; the auto context is that one."""
+    settings = replace(SETTINGS, context=500)
+    seen = set()
+    for free in range(4 << 20, 12 << 20, 1 << 16):
+        try:
+            size_engine(settings, *opened, [range(4)], [free])
+            continue
+        except SettingError as error:
+            text = str(error)
+        if "model: stage 0, layers 0 to 3, needs" in text:
+            needed, have = (int(number) for number in re.findall(r"needs (\d+) MiB.* and (\d+) are free", text)[0])
+            assert needed >= have
+            seen.add("model")
+            continue
+        largest = int(re.findall(r"largest that fits is --context (\d+)", text)[0])
+        assert size_engine(replace(settings, context=largest), *opened, [range(4)], [free])[0].context == largest < 500
+        with pytest.raises(SettingError, match=f"--context {largest}"):
+            size_engine(replace(settings, context=largest + 1), *opened, [range(4)], [free])
+        assert size_engine(replace(settings, context=None), *opened, [range(4)], [free])[0].context == largest
+        for each in re.findall(r"2 slots have a full one each up to --context (\d+)", text):
+            facts, _ = size_engine(replace(settings, context=int(each)), *opened, [range(4)], [free])
+            assert facts.num_pages == 2 * -(-int(each) // 64)
+            seen.add("slots")
+    assert seen == {"model", "slots"}
+
+
+def test_memory_for_keys_and_values_that_is_not_there_is_refused(opened):
+    facts, _ = size_engine(replace(SETTINGS, kv_memory_mib=1), *opened, [range(4)], [1 << 30])
+    assert facts.num_pages == (1 << 20) // facts.page_bytes
+    with pytest.raises(SettingError, match="kv_memory_mib: 2000 MiB are"):
+        size_engine(replace(SETTINGS, kv_memory_mib=2000), *opened, [range(4)], [1 << 30])
+
+
+def test_a_plan_is_what_a_stage_allocates(opened):
+    """But for what the plan leaves to the reserve: the metadata of windows."""
+    if find_compiler() is None:
+        pytest.skip("no C++ compiler (g++ or clang++) found")
+    spans, devices = [range(1), range(1, 4)], [EmulatedDevice() for _ in range(2)]
+    free = [device.memory().free for device in devices]
+    engine = assemble_on_devices(SETTINGS, *opened, spans, devices)
+    plans = planner(SETTINGS, *opened).stages(spans, free, 300, packed=False)
+    for stage, device, before, plan in zip(engine.stages, devices, free, plans):
+        used, planned = before - device.memory().free, plan.weights + plan.work + (engine.facts.num_pages + 1) * plan.page
+        assert stage.model.ops.pages.data.nbytes == (engine.facts.num_pages + 1) * plan.page
+        assert 0.98 * planned < used < 1.02 * planned
 
 
 def test_more_slots_than_rows_are_refused(opened):
@@ -73,3 +124,26 @@ def test_a_request_goes_through_the_pipeline(opened):
     whole = answer([range(4)])
     assert [len(one) for one in whole] == [11, 11]
     assert answer([range(1), range(1, 4)]) == whole
+
+
+@pytest.mark.cxx
+def test_a_window_allocates_nothing_and_waits_for_its_tokens_alone(opened, monkeypatch):
+    """Greedy, seeded and penalised rows with logprobs: one wait a window on the last stage, one for the hidden rows before it."""
+    devices = [EmulatedDevice() for _ in range(2)]
+    engine = assemble_on_devices(SETTINGS, *opened, [range(1), range(1, 4)], devices)
+    events, waits = queue.SimpleQueue(), []
+    for stage in engine.stages:
+        stream = stage.model.ops.stream
+        monkeypatch.setattr(stream, "synchronize", lambda stream=stream, run=stream.synchronize: (waits.append(stream), run())[1])
+    engine.start(events.put)
+    samplings = [Sampling(temperature=0.0, logprobs=2), Sampling(seed=7, repetition_penalty=1.2, logprobs=0)]
+    history = ((5, 9, 200), [31])
+    for step in range(4):
+        segments = tuple(Segment(f"r{n}", n, step, (9 + n,), (n,), samplings[n], history=history) for n in (0, 1))
+        engine.submit(Window(step, "decode", 0, segments))
+        assert not isinstance(events.get(timeout=60), EngineFailed)
+        if step == 0:
+            free = [device.memory().free for device in devices]
+    engine.close()
+    assert [device.memory().free for device in devices] == free
+    assert len(waits) == 8 and {waits.count(stage.model.ops.stream) for stage in engine.stages} == {4}

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from strata.engine import device_sampling
 from strata.engine.device_sampling import DeviceSampler
 from strata.engine.device_stage import LogitsOnDevice
 from strata.engine.results import Sampler
@@ -13,6 +14,10 @@ from strata.messages import Sampling, Segment, Window
 
 pytestmark = pytest.mark.cxx
 VOCAB = 400
+
+
+def ops(bench):
+    return SimpleNamespace(device=bench.device, stream=bench.stream, config=SimpleNamespace(vocab_size=VOCAB))
 
 
 def segments(rng, favourites):
@@ -32,7 +37,8 @@ def test_results_are_the_cpu_samplers(one_bench, rng):
     logits = rng.standard_normal((7, VOCAB)).astype(np.float32)
     window = Window(1, "decode", 0, segments(rng, logits.argmax(axis=1).tolist()))
     assert len(wanted_rows(window)) == 7
-    sampler = DeviceSampler(SimpleNamespace(device=one_bench.device, stream=one_bench.stream))
+    sampler = DeviceSampler(ops(one_bench))
+    free = one_bench.device.memory().free
     for number in range(3):
         got = sampler(window, LogitsOnDevice(one_bench.put(logits)))
         wanted = Sampler()(window, logits)
@@ -46,10 +52,26 @@ def test_results_are_the_cpu_samplers(one_bench, rng):
         logits[1] = [np.nan, np.inf, -np.inf][number]
         assert sampler(window, LogitsOnDevice(one_bench.put(logits)))[1].error
         logits[1] = rng.standard_normal(VOCAB)
+    assert one_bench.device.memory().free == free
+
+
+def test_what_does_not_fit_the_device_is_the_cpu_samplers(one_bench, rng, monkeypatch):
+    """More tokens with a bias than there is room for, and more alternatives: no other tokens, no more memory."""
+    monkeypatch.setattr(device_sampling, "MAX_ENTRIES", 100)
+    logits = rng.standard_normal((2, VOCAB)).astype(np.float32)
+    bias = tuple((token, float(rng.normal())) for token in range(101))
+    sampler, results = DeviceSampler(ops(one_bench)), []
+    for many in (bias, bias[:50]):
+        samplings = [Sampling(seed=2, logit_bias=many), Sampling(temperature=0.0, logprobs=25 if many is bias else 3)]
+        window = Window(1, "decode", 0, tuple(Segment(f"r{n}", n, 9, (7,), (n,), one) for n, one in enumerate(samplings)))
+        results.append((sampler(window, LogitsOnDevice(one_bench.put(logits))), Sampler()(window, logits)))
+    for mine, theirs in results:
+        assert [one.picks for one in mine] == [one.picks for one in theirs]
+        assert [len(one.logprobs[0].top) for one in mine if one.logprobs] == [len(one.logprobs[0].top) for one in theirs if one.logprobs]
 
 
 def test_a_window_that_wants_no_logits_has_empty_results(one_bench):
     window = Window(1, "prompt", 0, (Segment("part", 0, 0, (1, 2), (5,)),))
-    sampler = DeviceSampler(SimpleNamespace(device=one_bench.device, stream=one_bench.stream))
+    sampler = DeviceSampler(ops(one_bench))
     [result] = sampler(window, LogitsOnDevice(one_bench.empty((0, VOCAB))))
     assert result.picks == () and not result.error

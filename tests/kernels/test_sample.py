@@ -86,7 +86,7 @@ def test_logprobs_are_the_cpus(bench, rng):
     logits = np.round(rng.standard_normal((5, VOCAB)), 1).astype(np.float32)  # with ties
     tokens, counts = np.array([3, 0, 1699, 5, -1], np.int32), np.array([0, 1, 5, 20, 20], np.int32)
     chosen, ids, tops = bench.empty((5,), np.float64), bench.empty((5, 20), np.int32), bench.empty((5, 20), np.float64)
-    logprobs(bench.device, bench.put(logits), bench.put(tokens), bench.put(counts), chosen, ids, tops, bench.stream)
+    logprobs(bench.device, bench.put(logits), bench.put(tokens), bench.put(counts), (chosen, ids, tops), bench.stream)
     chosen, ids, tops = (bench.get(x) for x in (chosen, ids, tops))
     for row in range(5):
         wanted = token_logprob(logits[row], int(max(tokens[row], 0)), int(counts[row]))

@@ -1,0 +1,205 @@
+"""What fits on devices: a memory plan for each stage before a weight is read. Pure: free bytes are arguments.
+
+A device holds its layers' weights in their layouts, the work space of one window, its graphs, and pages for keys and values with the rest.
+IQ3_S is kept as nibbles (4.31 bits, fewest instructions) where that leaves a full context for every slot, else packed (3.44 bits);
+both give the same bits. A context that was not asked for shrinks to what fits; one that was asked for is kept or refused, with
+what would fit instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strata.config import Settings
+from strata.engine.families import ModelConfig
+from strata.engine.graphs import ROW_BUCKETS, graph_bytes, row_bucket
+from strata.engine.kernel_ops import HEAD_ROWS, WindowSizes
+from strata.engine.pick_room import room_bytes
+from strata.errors import ModelError, SettingError
+from strata.kernels.attention import num_splits
+from strata.kernels.pages import PageShape, scale_group
+from strata.messages import EngineFacts
+from strata.weights.gguf import GGUFFile, Tensor
+from strata.weights.layouts import PACKED3, padded
+from strata.weights.recode import layouts_for
+
+log = logging.getLogger(__name__)
+
+PAGE_TOKENS = 64
+RESERVE = 0.05  # of a device's memory: the driver's own, and what the plan rounds away
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """Bytes of one stage. ``page``: of one KV page over its layers; ``room``: what is left for pages, negative where nothing is."""
+
+    weights: int
+    work: int
+    graphs: int
+    page: int
+    room: int
+
+    @property
+    def pages(self) -> int:
+        """Pages that fit beside the scratch page."""
+        return max(0, self.room // self.page - 1)
+
+
+def weight_bytes(file: GGUFFile, config: ModelConfig, span: range, packed: bool) -> int:
+    """Bytes of layers ``span`` on a device, the model's ends included where the span has them."""
+    ends = {"token_embd": span.start == 0 or (config.tied and span.stop == config.num_layers), "output": span.stop == config.num_layers}
+    total = 0
+    for name, tensor in file.tensors.items():
+        part = name.split(".")
+        if not (int(part[1]) in span if part[0] == "blk" else ends.get(part[0], span.stop == config.num_layers)):
+            continue
+        total += tensor_bytes(tensor, packed)
+    return total
+
+
+def tensor_bytes(tensor: Tensor, packed: bool) -> int:
+    """Bytes of a tensor on a device: a matrix in its layout, a vector as float32."""
+    if len(tensor.shape) < 2:
+        return 4 * tensor.shape[0]
+    layouts = layouts_for(tensor.type)
+    layout = PACKED3 if packed and PACKED3 in layouts else layouts[0]
+    return layout.bytes(tensor.shape[0], padded(tensor.shape[1]))
+
+
+def window_sizes(chunk: int, slots: int, context: int) -> WindowSizes:
+    """What a stage's buffers must hold for prompts in chunks and for decode windows of all slots."""
+    return WindowSizes(max(ROW_BUCKETS[-1], chunk), row_bucket(slots), context)
+
+
+def work_bytes(config: ModelConfig, sizes: WindowSizes, is_last: bool) -> int:
+    """Bytes of kernel_ops.Workspace and, on the last stage, of what tokens are picked in; not the metadata of a window."""
+    heads, dim = config.num_heads * config.head_dim, config.head_dim
+    floats = 2 * config.width + heads + 2 * config.num_kv_heads * dim + 2 * config.ffn_width
+    codes = sum(padded(columns) * 5 // 4 for columns in (config.width, heads, config.ffn_width))
+    row = 4 * (floats + 1) + codes + heads + 4 * heads // scale_group(dim)
+    splits = 4 * sizes.decode_rows * config.num_heads * num_splits(sizes.context) * (config.head_dim + 2)
+    ends = 4 * HEAD_ROWS * config.vocab_size + (room_bytes(HEAD_ROWS, config.vocab_size) if is_last else 0)
+    return sizes.rows * row + splits + ends
+
+
+def page_bytes(file: GGUFFile, config: ModelConfig, num_layers: int, kv: str) -> int:
+    """Bytes of one page over so many layers. Raises ModelError for heads that kernels cannot hold."""
+    try:
+        return PageShape(num_layers, config.num_kv_heads, config.head_dim, PAGE_TOKENS, kv).page_bytes
+    except ValueError as error:
+        raise ModelError(f"{file.path}: {error}; use --device cpu") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """The numbers that do not change while a plan is sought. ``free``: bytes free for each stage."""
+
+    file: GGUFFile
+    config: ModelConfig
+    kv: str
+    chunk: int
+    slots: int
+
+    def fixed_bytes(self, span: range, context: int) -> tuple[int, int]:
+        """What a stage needs besides weights and pages: to work, and for its graphs."""
+        sizes = window_sizes(self.chunk, self.slots, context)
+        return work_bytes(self.config, sizes, span.stop == self.config.num_layers), graph_bytes(len(span), self.slots, context)
+
+    def stages(self, spans: Sequence[range], free: Sequence[int], context: int, packed: bool) -> list[StagePlan]:
+        plans = []
+        for span, available in zip(spans, free, strict=True):
+            page = page_bytes(self.file, self.config, len(span), self.kv)
+            weights, (work, graphs) = weight_bytes(self.file, self.config, span, packed), self.fixed_bytes(span, context)
+            plans.append(StagePlan(weights, work, graphs, page, int(available * (1 - RESERVE)) - weights - work - graphs))
+        return plans
+
+    def largest_context(self, spans: Sequence[range], free: Sequence[int], limit: int, each: int) -> int:
+        """The longest context up to ``limit`` of which ``each`` slots have a full one at once; 0 where none has."""
+        low, high = 0, -(-limit // PAGE_TOKENS)  # in pages
+        while low < high:
+            middle = (low + high + 1) // 2
+            plans = self.stages(spans, free, middle * PAGE_TOKENS, packed=True)
+            low, high = (middle, high) if min(plan.pages for plan in plans) >= each * middle else (low, middle - 1)
+        return min(low * PAGE_TOKENS, limit)
+
+
+def planner(settings: Settings, file: GGUFFile, config: ModelConfig) -> Planner:
+    """Raises SettingError for what no device serves."""
+    kv = settings.kv or "int8"
+    if kv not in KV_KINDS:
+        raise SettingError(f"kv: {kv} is not served on a device; it keeps {' or '.join(KV_KINDS)}")
+    if settings.batch > ROW_BUCKETS[-1]:
+        raise SettingError(f"batch: {settings.batch} slots; a device decodes at most {ROW_BUCKETS[-1]} rows at once")
+    return Planner(file, config, kv, max(settings.chunk, ROW_BUCKETS[-1]), settings.batch)
+
+
+KV_KINDS = ("int8",)
+
+
+def size_engine(
+    settings: Settings, file: GGUFFile, config: ModelConfig, spans: Sequence[range], free: Sequence[int]
+) -> tuple[EngineFacts, bool]:
+    """The engine's sizes and whether IQ3_S stays packed. Raises SettingError for what does not fit, with what would."""
+    plan = planner(settings, file, config)
+    context = settings.context or config.context
+    largest = plan.largest_context(spans, free, context, 1)
+    if not largest:
+        raise SettingError(nothing_fits(plan.stages(spans, free, PAGE_TOKENS, packed=True), spans, free))
+    if largest < context:
+        if settings.context is not None:
+            raise SettingError(context_does_not_fit(plan, spans, free, context, largest))
+        log.warning("context is %d tokens instead of %d: the devices' memory holds no more", largest, context)
+        context = largest
+    wanted = settings.batch * -(-context // PAGE_TOKENS)
+    if settings.kv_memory_mib is not None:
+        wanted = settings.kv_memory_mib * MIB // page_bytes(file, config, config.num_layers, plan.kv)
+    pages, packed, plans = 0, False, []
+    for packed in (False, True):
+        plans = plan.stages(spans, free, context, packed)
+        pages = min(wanted, *(each.pages for each in plans))
+        if pages >= wanted:
+            break
+    if pages * PAGE_TOKENS < context or (settings.kv_memory_mib is not None and pages < wanted):
+        raise SettingError(
+            f"kv_memory_mib: {settings.kv_memory_mib} MiB are {wanted} pages of {PAGE_TOKENS} tokens; a context of {context} needs "
+            f"{-(-context // PAGE_TOKENS)}, and {min(each.pages for each in plans)} fit beside the weights"
+        )
+    facts = EngineFacts(
+        num_pages=pages, page_tokens=PAGE_TOKENS, context=context, page_bytes=sum(each.page for each in plans), chunk=plan.chunk,
+        max_rows=settings.batch, num_stages=len(spans),
+    )
+    return facts, packed
+
+
+def nothing_fits(plans: Sequence[StagePlan], spans: Sequence[range], free: Sequence[int]) -> str:
+    """What the stage that lacks most needs and has."""
+    number = min(range(len(plans)), key=lambda index: plans[index].room - 2 * plans[index].page)
+    plan, span = plans[number], spans[number]
+    needed = plan.weights + plan.work + plan.graphs + 2 * plan.page
+    return (
+        f"model: stage {number}, layers {span.start} to {span.stop - 1}, needs {-(-needed // MIB)} MiB ({plan.weights // MIB} for weights) "
+        f"and {int(free[number] * (1 - RESERVE)) // MIB} are free for it; take more devices, a smaller model, or a lower --chunk"
+    )
+
+
+def context_does_not_fit(plan: Planner, spans: Sequence[range], free: Sequence[int], context: int, largest: int) -> str:
+    """The refusal of a context that was asked for, with the contexts and slots that would do."""
+    every = plan.largest_context(spans, free, context, plan.slots)
+    text = f"context: one conversation of {context} tokens does not fit beside the weights; the largest that fits is --context {largest}"
+    if plan.slots > 1 and every:
+        text += f", and {plan.slots} slots have a full one each up to --context {every}"
+    if plan.kv == "f16":
+        text += "; --kv int8 holds about twice as much"
+    return text
+
+
+def plan_lines(names: Sequence[str], plans: Sequence[StagePlan], facts: EngineFacts) -> list[str]:
+    """The plan for people, a line for each stage."""
+    return [
+        f"{name}: weights {plan.weights // MIB} MiB, work space {plan.work // MIB} MiB, graphs {plan.graphs // MIB} MiB, "
+        f"{facts.num_pages} pages {facts.num_pages * plan.page // MIB} MiB"
+        for name, plan in zip(names, plans, strict=True)
+    ]

@@ -1,0 +1,97 @@
+"""Which GPUs a server takes and what it says of them, with CuPy's answers made up: no GPU is needed to be told that there is none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from strata.config import Settings
+from strata.devices import cuda
+from strata.engine import placement
+from strata.engine.load import describe_engine
+from strata.errors import SettingError, StartError
+from strata.weights.gguf import GGUFFile
+from tests.engine.running import TINY
+
+MIB = 1 << 20
+
+
+class Runtime:
+    """The calls of cupy.cuda.runtime that opening a device makes. ``cards``: (name, compute capability, MiB in all, MiB free)."""
+
+    def __init__(self, *cards: tuple[str, str, int, int], error: str = "") -> None:
+        self._cards, self._error, self._current = cards, error, 0
+
+    def getDeviceCount(self) -> int:
+        if self._error:
+            raise RuntimeError(self._error)
+        return len(self._cards)
+
+    def setDevice(self, ordinal: int) -> None:
+        self._current = ordinal
+
+    def getDeviceProperties(self, ordinal: int) -> dict[str, Any]:
+        name, capability, total, _ = self._cards[ordinal]
+        major, minor = capability.split(".")
+        return {"name": name.encode(), "major": int(major), "minor": int(minor), "totalGlobalMem": total * MIB}
+
+    def deviceGetPCIBusId(self, ordinal: int) -> str:
+        return f"0000:4{ordinal}:00.0"
+
+    def memGetInfo(self) -> tuple[int, int]:
+        _, _, total, free = self._cards[self._current]
+        return free * MIB, total * MIB
+
+
+def plan(monkeypatch: pytest.MonkeyPatch, *cards: tuple[str, str, int, int], error: str = "", **settings: Any) -> list[str]:
+    monkeypatch.setattr(cuda, "load_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=Runtime(*cards, error=error))))
+    monkeypatch.setattr(cuda, "_selected", SimpleNamespace())
+    monkeypatch.setattr(placement, "bandwidth", lambda device: 1.0)
+    with GGUFFile.open(TINY) as file:
+        return describe_engine(Settings(**{"device": "cuda", "context": 128, "batch": 2, **settings}), file)
+
+
+def test_every_visible_gpu_is_taken_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = plan(monkeypatch, ("NVIDIA H200", "9.0", 143_000, 140_000), ("NVIDIA GeForce RTX 4090", "8.9", 24_564, 24_000))
+    assert lines[0] == "device 0: NVIDIA H200, 0000:40:00.0, sm_90, 139.6 GiB of memory, 136.7 free"
+    assert lines[1] == "device 1: NVIDIA GeForce RTX 4090, 0000:41:00.0, sm_89, 24.0 GiB of memory, 23.4 free"
+    assert lines[2].startswith("stage 0 (NVIDIA H200 0000:40:00.0, layers 0 to 1): weights ")
+    assert lines[3].startswith("stage 1 (NVIDIA GeForce RTX 4090 0000:41:00.0, layers 2 to 3): weights ")
+    assert lines[4] == "2 slots, 128 tokens a request at most"
+
+
+def test_no_more_gpus_than_layers_and_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [("card", "8.6", 10_000, 9_000)] * 6
+    assert sum(line.startswith("stage") for line in plan(monkeypatch, *cards)) == 4
+    assert [line[:9] for line in plan(monkeypatch, *cards, devices=("3", "1"))[:3]] == ["device 3:", "device 1:", "stage 0 ("]
+    assert sum(line.startswith("stage") for line in plan(monkeypatch, *cards, layer_split=(1,))) == 2
+
+
+@pytest.mark.parametrize("cards, settings, words", [
+    ([("old", "7.0", 16_000, 15_000)], {}, "GPU 0, old, has compute capability 7.0; the kernels need 7.5 or newer"),
+    ([("card", "8.6", 16_000, 15_000)], {"devices": ("1",)}, "no GPU 1: 1 visible, numbered from 0"),
+    ([], {}, "no GPU is visible: look at CUDA_VISIBLE_DEVICES"),
+    ([], {"error": "cudaErrorInsufficientDriver"}, "no GPU can be used (cudaErrorInsufficientDriver): install or update the NVIDIA driver"),
+])
+def test_what_cannot_be_used_is_said(monkeypatch: pytest.MonkeyPatch, cards: list[Any], settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(StartError) as raised:
+        plan(monkeypatch, *cards, **settings)
+    assert str(raised.value).startswith(words)
+
+
+def test_a_model_that_does_not_fit_is_refused_by_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingError, match=r"model: stage 0, layers 0 to 3, needs \d+ MiB \(\d+ for weights\) and 4 are free for it"):
+        plan(monkeypatch, ("small", "8.6", 16, 5))
+    with pytest.raises(SettingError, match=r"context: one conversation of 4000 tokens .* the largest that fits is --context \d+"):
+        plan(monkeypatch, ("small", "8.6", 16, 13), context=4000)
+
+
+def test_without_cupy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(f"No module named '{name}'")
+
+    monkeypatch.setattr(cuda.importlib, "import_module", missing)
+    with GGUFFile.open(TINY) as file, pytest.raises(StartError, match="install the extra cuda12 or cuda13, or use --device cpu"):
+        describe_engine(Settings(device="cuda"), file)
