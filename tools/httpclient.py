@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,12 +18,14 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Answer:
-    """What came back. ``times``: seconds (monotonic) of every chunk that carried text or tokens; ``sent``: when the request left."""
+    """What came back. ``times``: seconds (monotonic) of every chunk that carried text or tokens; ``sent``: when the request left.
+    ``tokens``: their ids, where the request asked for them (``return_token_ids``)."""
 
     status: int
     sent: float
     times: list[float] = field(default_factory=list)
     text: str = ""
+    tokens: list[int] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, Any] = field(default_factory=dict)
     finish: str | None = None
@@ -63,20 +66,22 @@ class Client:
         status, body = await self._send("POST", path, json.dumps(payload).encode())
         return status, json.loads(b"".join([part async for part in body]) or b"null")
 
-    async def stream(self, path: str, payload: dict[str, Any]) -> Answer:
-        """A streamed completion or chat, read to its end."""
+    async def stream(self, path: str, payload: dict[str, Any], watch: Callable[[Answer], None] = lambda answer: None) -> Answer:
+        """A streamed completion or chat, read to its end. ``watch`` is called after every event; what it raises drops the connection."""
         payload = {**payload, "stream": True, "stream_options": {"include_usage": True}}
         answer = Answer(0, time.monotonic())
         answer.status, body = await self._send("POST", path, json.dumps(payload).encode())
         if answer.status != 200:
             answer.error = b"".join([part async for part in body]).decode("utf-8", "replace")
         else:
-            async for event in _events(body):
-                _take(answer, event)
+            async with aclosing(body):
+                async for event in _events(body):
+                    _take(answer, event)
+                    watch(answer)
         answer.done = time.monotonic()
         return answer
 
-    async def _send(self, method: str, path: str, body: bytes) -> tuple[int, AsyncIterator[bytes]]:
+    async def _send(self, method: str, path: str, body: bytes) -> tuple[int, AsyncGenerator[bytes, None]]:
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=1 << 20)
         head = [f"{method} {self.prefix}{path} HTTP/1.1", f"Host: {self.host}:{self.port}", "Connection: close"]
         if body:
@@ -90,7 +95,7 @@ class Client:
         return int(lines[0].split()[1]), _body(reader, writer, chunked)
 
 
-async def _body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, chunked: bool) -> AsyncIterator[bytes]:
+async def _body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, chunked: bool) -> AsyncGenerator[bytes, None]:
     try:
         while chunked:
             size = int((await reader.readline()).split(b";")[0] or b"0", 16)
@@ -123,7 +128,9 @@ def _take(answer: Answer, event: str) -> None:
     answer.timings = chunk.get("timings") or answer.timings
     for choice in chunk.get("choices") or ():
         text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        ids = choice.get("token_ids") or []
+        answer.tokens += ids
         answer.finish = choice.get("finish_reason") or answer.finish
-        if text:
+        if text or ids:
             answer.text += text
             answer.times.append(time.monotonic())

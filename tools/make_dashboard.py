@@ -51,6 +51,9 @@ def percentiles(histogram: str, *quantiles: int) -> list[Query]:
     return [(f"histogram_quantile({quantile / 100:g}, {buckets})", f"p{quantile}") for quantile in quantiles or (50, 95, 99)]
 
 
+BUSY = rate("strata_stage_busy_seconds_total", by="stage")
+
+
 # ---------------------------------------------------------------- panels
 
 
@@ -137,8 +140,7 @@ PANELS: dict[str, list[Panel]] = {
             (share("strata_pad_rows_total", "strata_decode_windows_total"), "pad rows"),
         ]),
         Panel("Work of the stages", "Share of the time in which each stage of the layer split had work; the busiest one sets the pace.",
-              "percentunit", [(f"{rate('strata_stage_busy_seconds_total', by='stage')} / ({rate('strata_stage_busy_seconds_total', by='stage')}"
-                               f" + {rate('strata_stage_wait_seconds_total', by='stage')})", "stage {{stage}}")]),
+              "percentunit", [(f"{BUSY} / ({BUSY} + {rate('strata_stage_wait_seconds_total', by='stage')})", "stage {{stage}}")]),
         Panel("Windows of the stages per second", "Equal, unless a stage loses windows.", "none",
               [(rate("strata_stage_windows_total", by="stage"), "stage {{stage}}")]),
         Panel("Groups", "Groups of slots with windows of their own; 1 where one window for all is faster.", "none",
