@@ -2,11 +2,11 @@
 
 Row parts. One page of one row's context is a tile: scores, weights and weighted values are computed per tile, relative to the row's
 highest score, and a row's tiles are added in page order. A tile's products have one fixed shape, so a row's bits depend only on
-its query, its position and its pages' contents: not on where the pages lie, nor on other rows or threads. Tiles are copied
-together first: the copy reads memory as fast as it comes, and one product of many tiles in the cache follows (a product per run of
-pages, in place, took longer: small products wait for memory, and each call is a chance for threads to meet at the GIL).
+its query, its position and its pages' contents: not on where the pages lie, nor on other rows or threads. Tiles whose pages are not
+consecutive are copied together first: the copy reads memory as fast as it comes, and one product of many tiles in the cache follows
+(a product for each run of pages, in place, took longer: each call is a chance for threads to meet at the GIL).
 
-Grid parts. Half blocks of 64 queries of one KV head's group against spans of 512 keys, with a running maximum (flash attention).
+Grid parts. Blocks of 128 rows, one KV head's queries at a time, against spans of 512 keys, with a running maximum (flash attention).
 Where spans end depends on the absolute position alone.
 """
 
@@ -18,14 +18,13 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.engine.kv import PagedKV
+from strata.engine.kv import PagedKV, Pages
 from strata.engine.products import cuts
 from strata.engine.rows import GRID, GridPart, RowPart
 from strata.engine.threads import Threads
 
 Floats = NDArray[np.float32]
 SPAN = 512
-HALF = GRID // 2
 TILES_PER_PIECE = 5
 TILES_TOGETHER = 96
 COPY_BYTES = 1 << 20
@@ -52,7 +51,7 @@ class RowAttention:
         self.partials = np.empty((tiles, heads, group, dim + 1), np.float32)
         self.cuts = cuts(tiles, min(len(copies.buffers), tiles // TILES_PER_PIECE))
         self.between = self.cuts if tiles > TILES_TOGETHER else [slice(0, tiles)]
-        self.copied = [list(self._steps(piece, cut, copies)) for piece, cut in enumerate(self.cuts)]
+        self.steps = [list(self._steps(piece, cut, copies)) for piece, cut in enumerate(self.cuts)]
         ends = [*part.firsts[1:].tolist(), tiles]
         last = zip(ends, part.filled, strict=True)
         self.hidden = [self.scores[end - 1, :, :, filled:] for end, filled in last if filled < kv.page_tokens]
@@ -79,8 +78,8 @@ class RowAttention:
 
     def score(self, piece: int, queries: Floats, layer: int) -> None:
         """Queries [tiles, KV heads, group, head_dim] times keys, for the tiles of one of ``cuts``."""
-        for cut, pages, keys in self.copied[piece]:
-            self.kv.levels(layer, 0, pages, keys)
+        for cut, pages, copy in self.steps[piece]:
+            keys = self.kv.levels(layer, 0, pages, copy)
             np.matmul(queries[cut], keys.swapaxes(2, 3), out=self.scores[cut])
             scales = self.kv.level_scales(layer, 0, pages)
             if scales is not None:
@@ -99,8 +98,8 @@ class RowAttention:
 
     def weigh(self, piece: int, layer: int) -> None:
         """Weights times values, for the tiles of one of ``cuts``."""
-        for cut, pages, values in self.copied[piece]:
-            self.kv.levels(layer, 1, pages, values)
+        for cut, pages, copy in self.steps[piece]:
+            values = self.kv.levels(layer, 1, pages, copy)
             weights, scales = self.scores[cut], self.kv.level_scales(layer, 1, pages)
             if scales is not None:
                 weights *= scales
@@ -115,11 +114,14 @@ class RowAttention:
             yield partials.reshape(rows, count, *partials.shape[1:]), self.merged[row : row + rows]
             row, tile = row + rows, tile + rows * count
 
-    def _steps(self, piece: int, whole: slice, copies: Copies) -> Iterator[tuple[slice, NDArray[np.int64], Floats]]:
-        """The tiles of one of ``cuts``, as many at a time as can be copied: which, their pages, where to."""
+    def _steps(self, piece: int, whole: slice, copies: Copies) -> Iterator[tuple[slice, Pages, Floats]]:
+        """The tiles of one of ``cuts``, as many at a time as can be copied: which, their pages (a slice, if they lie so), where to."""
         for start in range(whole.start, whole.stop, copies.tiles):
             cut = slice(start, min(start + copies.tiles, whole.stop))
-            yield cut, self.part.pages[cut], copies.buffers[piece, : cut.stop - start]
+            pages = self.part.pages[cut]
+            first = int(pages[0])
+            consecutive = bool((pages == np.arange(first, first + len(pages))).all())
+            yield cut, slice(first, first + len(pages)) if consecutive else pages, copies.buffers[piece, : len(pages)]
 
 
 class GridAttention:
@@ -128,42 +130,37 @@ class GridAttention:
     def __init__(self, part: GridPart, kv: PagedKV) -> None:
         self.part, self.kv = part, kv
         self.pieces = part.blocks * kv.heads
-        self.later = np.triu(np.ones((HALF, HALF), bool), 1)
+        self.later = np.triu(np.ones((GRID, GRID), bool), 1)
         self.ones = np.ones((SPAN, 1), np.float32)
 
     def piece(self, number: int, queries: Floats, layer: int, out: Floats) -> None:
         """``queries`` (already scaled) and ``out`` float32 [blocks * 128, KV heads, group, head_dim]."""
         block, head = divmod(number, self.kv.heads)
-        starts = (block * GRID, block * GRID + HALF)
-        halves = [_Half(queries[row : row + HALF, head], self.part.position + row) for row in starts]
-        end = halves[1].end
+        rows = slice(block * GRID, block * GRID + GRID)
+        own = queries[rows, head]
+        flat = own.reshape(-1, own.shape[-1])
+        highest: Floats | float = -np.inf
+        sums = result = np.float32(0)
+        end = self.part.position + rows.stop
         for start in range(0, end, SPAN):
-            keys, values = self._span(layer, head, start, min(start + SPAN, end))
-            for half in halves:
-                if start < half.end:
-                    self._attend(half, start, keys[: half.end - start], values[: half.end - start])
-        for row, half in zip(starts, halves, strict=True):
-            half.result /= half.sums
-            out[row : row + HALF, head] = half.result.reshape(HALF, -1, self.kv.head_dim)
+            stop = min(start + SPAN, end)
+            scores = np.matmul(flat, self._span(layer, 0, head, start, stop).T)
+            if stop == end:
+                np.copyto(scores.reshape(GRID, -1, stop - start)[:, :, -GRID:], -np.inf, where=self.later[:, None])
+            before, highest = highest, np.maximum(highest, np.maximum.reduce(scores, axis=1, keepdims=True))
+            scores -= highest
+            np.exp(scores, out=scores)
+            more_sums = np.matmul(scores, self.ones[: stop - start])
+            more = np.matmul(scores, self._span(layer, 1, head, start, stop))
+            if start:
+                fade = np.exp(before - highest)
+                more_sums += fade * sums
+                more += fade * result
+            sums, result = more_sums, more
+        out[rows, head] = np.divide(result, sums).reshape(own.shape)
 
-    def _attend(self, half: _Half, start: int, keys: Floats, values: Floats) -> None:
-        scores = np.matmul(half.queries, keys.T)
-        if start + len(keys) == half.end:
-            own = scores.reshape(HALF, -1, len(keys))[:, :, -HALF:]
-            np.copyto(own, -np.inf, where=self.later[:, None])
-        highest = np.maximum(half.highest, np.maximum.reduce(scores, axis=1, keepdims=True))
-        scores -= highest
-        np.exp(scores, out=scores)
-        sums = np.matmul(scores, self.ones[: len(keys)])
-        result = np.matmul(scores, values)
-        if start:
-            fade = np.exp(half.highest - highest)
-            sums += fade * half.sums
-            result += fade * half.result
-        half.highest, half.sums, half.result = highest, sums, result
-
-    def _span(self, layer: int, head: int, start: int, stop: int) -> tuple[Floats, Floats]:
-        """Keys and values [stop - start, head_dim] of one head.
+    def _span(self, layer: int, kv: int, head: int, start: int, stop: int) -> Floats:
+        """Keys or values [stop - start, head_dim] of one head.
 
         A short last block has no pages for its pad positions; the first page stands in, hidden from all rows that count.
         """
@@ -172,16 +169,4 @@ class GridAttention:
         pages = self.part.pages[first:last]
         if len(pages) < last - first:
             pages = np.concatenate([pages, np.repeat(self.part.pages[:1], last - first - len(pages))])
-        rows = slice(start - first * size, stop - first * size)
-        return self.kv.head(layer, 0, pages, head)[rows], self.kv.head(layer, 1, pages, head)[rows]
-
-
-class _Half:
-    """64 rows of one head's group on their way along the keys: running maximum, sum of weights, weighted values."""
-
-    def __init__(self, queries: Floats, position: int) -> None:
-        self.queries = queries.reshape(-1, queries.shape[-1])
-        self.end = position + HALF
-        self.highest: Floats | float = -np.inf
-        self.sums: Floats
-        self.result: Floats
+        return self.kv.head(layer, kv, pages, head)[start - first * size : stop - first * size]

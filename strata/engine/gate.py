@@ -26,7 +26,7 @@ GRACE = 384
 LOOKS = 5_000
 # A wait that looked in vain costs this many quick ones.
 VAIN = 16
-PATIENCE = 4 * VAIN
+PATIENCE = VAIN
 
 
 class Gate:

@@ -20,6 +20,7 @@ from strata.engine.families import ModelConfig
 
 KVKind = Literal["f32", "int8"]
 Floats = NDArray[np.float32]
+Pages = NDArray[np.int64] | slice
 PAGE_TOKENS = 64
 
 
@@ -60,19 +61,28 @@ class PagedKV:
         levels = np.rint(rows * inverse[..., None])
         self.data[layer][:, pages, :, offsets] = np.clip(levels, -127, 127, out=levels)
 
-    def levels(self, layer: int, kv: int, pages: NDArray[np.int64], out: Floats) -> None:
-        """Copy what some pages hold into ``out`` float32 [pages, KV heads, page_tokens, head_dim]: values, or int8 levels unscaled."""
-        if self.scales is None:
-            # mode: "raise" would first copy to a buffer of its own.
-            np.take(self.data[layer, kv], pages, axis=0, out=out, mode="clip")
-        else:
-            np.copyto(out, np.take(self.data[layer, kv], pages, axis=0))
+    def levels(self, layer: int, kv: int, pages: Pages, out: Floats) -> Floats:
+        """What some pages hold, float32 [pages, KV heads, page_tokens, head_dim]: values, or int8 levels unscaled.
 
-    def level_scales(self, layer: int, kv: int, pages: NDArray[np.int64]) -> Floats | None:
+        Written to ``out``; but a slice of pages of an f32 cache is returned as it lies there.
+        """
+        stored = self.data[layer, kv]
+        if isinstance(pages, slice):
+            if self.scales is None:
+                return stored[pages]
+            np.copyto(out, stored[pages])
+        elif self.scales is None:
+            # mode: "raise" would first copy to a buffer of its own.
+            np.take(stored, pages, axis=0, out=out, mode="clip")
+        else:
+            np.copyto(out, np.take(stored, pages, axis=0))
+        return out
+
+    def level_scales(self, layer: int, kv: int, pages: Pages) -> Floats | None:
         """What to multiply ``levels`` by: float32 [pages, KV heads, 1, page_tokens], None for an f32 cache."""
         if self.scales is None:
             return None
-        return np.take(self.scales[layer, kv], pages, axis=0)[:, :, None].astype(np.float32)
+        return self.scales[layer, kv][pages][:, :, None].astype(np.float32)
 
     def head(self, layer: int, kv: int, pages: NDArray[np.int64], head: int) -> Floats:
         """A copy of one KV head of some pages: float32 [pages * page_tokens, head_dim]."""

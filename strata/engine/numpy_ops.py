@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from strata.engine.attention import Copies, GridAttention, RowAttention
 from strata.engine.kv import PagedKV
-from strata.engine.products import Floats, Matrix, RowFrame, cuts, grid_product
+from strata.engine.products import Arena, Floats, Matrix, RowFrame, cuts, grid_product
 from strata.engine.rows import Layout, RowPart, plan
 from strata.engine.threads import Threads, usable_cores
 from strata.messages import Window
 
-ROWS_PER_PIECE = 32
+ROWS_PER_PIECE = 64
 FRAMED_ROWS = 64
 
 
@@ -44,6 +44,7 @@ class NumpyOps:
     def __init__(self, threads: int | None = None, deterministic: bool = False) -> None:
         self.threads = Threads(threads or usable_cores())
         self.deterministic = deterministic
+        self._arena = Arena()
         self._verified: dict[tuple[int, int], Matrix] = {}
         self._copies: Copies | None = None
         self._frames: dict[tuple[int, int, int], RowFrame] = {}
@@ -66,7 +67,7 @@ class NumpyOps:
 
     def matrix(self, parts: Sequence[Floats], bias: Floats | None = None) -> Matrix:
         """One matrix of all ``parts`` ([rows_i, columns]), their rows one after the other."""
-        matrix = Matrix(sum(len(part) for part in parts), parts[0].shape[1], bias, self.threads.count)
+        matrix = Matrix(sum(len(part) for part in parts), parts[0].shape[1], bias, self.threads.count, self._arena)
         np.concatenate(parts, out=matrix.weights)
         shape = matrix.rows, matrix.columns
         if shape not in self._verified:
@@ -152,13 +153,14 @@ class NumpyOps:
 
     def swiglu(self, gate_up: Floats) -> Floats:
         """silu(gate) * up of [rows, 2 * width], the gate first: [rows, width] (Shazeer 2020)."""
-        rows, width = len(gate_up), gate_up.shape[1] // 2
-        out = self._buffer("swiglu", rows, width)
-        pieces = cuts(rows, rows // ROWS_PER_PIECE)
+        width = gate_up.shape[1] // 2
+        out = self._buffer("swiglu", len(gate_up), width)
+
+        pieces = cuts(len(gate_up), len(gate_up) // ROWS_PER_PIECE)
 
         def work(piece: int) -> None:
-            cut = pieces[piece]
-            gate, up, result = gate_up[cut, :width], gate_up[cut, width:], out[cut]
+            rows = pieces[piece]
+            gate, up, result = gate_up[rows, :width], gate_up[rows, width:], out[rows]
             np.negative(gate, out=result)
             np.exp(result, out=result)
             result += 1

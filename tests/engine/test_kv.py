@@ -46,6 +46,17 @@ def test_f32_is_exact() -> None:
 
 
 @pytest.mark.parametrize("kind", ["f32", "int8"])
+def test_consecutive_pages_are_what_an_index_of_them_says(kind: Any) -> None:
+    kv, _ = filled(kind)
+    out = np.empty((2, 3, 3, 16, 16), np.float32)
+    by_slice = kv.levels(1, 0, slice(5, 8), out[0])
+    np.testing.assert_array_equal(by_slice, kv.levels(1, 0, np.array([5, 6, 7]), out[1]))
+    assert np.shares_memory(by_slice, kv.data) == (kind == "f32")
+    if kind == "int8":
+        np.testing.assert_array_equal(kv.level_scales(1, 0, slice(5, 8)), kv.level_scales(1, 0, np.array([5, 6, 7])))
+
+
+@pytest.mark.parametrize("kind", ["f32", "int8"])
 def test_one_head_is_what_all_heads_say(kind: Any) -> None:
     kv, _ = filled(kind)
     heads = [kv.head(1, 1, PAGES, head).reshape(4, 16, 16)[np.arange(4), OFFSETS] for head in range(3)]

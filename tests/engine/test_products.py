@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
-from strata.engine.products import Matrix, RowFrame, block_rows, cuts, grid_product
+from strata.engine.products import Arena, Matrix, RowFrame, block_rows, cuts, grid_product
 from strata.engine.threads import Threads
 
 
 def random_matrix(rows: int, columns: int) -> Matrix:
-    matrix = Matrix(rows, columns, pieces=3)
+    matrix = Matrix(rows, columns, None, 3, Arena())
     matrix.weights[:] = np.random.default_rng(rows).standard_normal((rows, columns))
     return matrix
 
@@ -41,6 +41,48 @@ def test_blocks_cover_the_rows_with_little_padding(rows: int, columns: int) -> N
     block = block_rows(rows, columns)
     assert block % 8 == 0
     assert -rows % block <= max(7, rows // 8)
+
+
+def test_one_row_alone_has_the_bits_of_one_among_many() -> None:
+    """1,000 rows of 600 are enough to be shared among threads in other pieces than blocks, where BLAS allows that."""
+    matrix = random_matrix(1000, 600)
+    x = np.random.default_rng(1).standard_normal((4, 600)).astype(np.float32)
+    threads = Threads(3)
+    many = np.empty((4, matrix.padded_rows), np.float32)
+    threads.run(*RowFrame(matrix, many).product(x, matrix))
+    matrix.verify()
+    alone = np.empty((1, matrix.padded_rows), np.float32)
+    for row in range(4):
+        threads.run(*RowFrame(matrix, alone).product(x[row : row + 1], matrix))
+        np.testing.assert_array_equal(alone[0], many[row])
+    threads.close()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8])
+def test_blocks_at_once_have_the_bits_of_blocks_one_by_one(size: int) -> None:
+    matrix = random_matrix(200, 96)
+    x = np.random.default_rng(1).standard_normal((size * 128, 96)).astype(np.float32)
+    results = []
+    for verified in (False, True):
+        if verified:
+            matrix.verify()
+        out = np.empty((len(x), matrix.padded_rows), np.float32)
+        work, pieces = grid_product(x, matrix, out, 1)
+        for piece in range(pieces):
+            work(piece)
+        results.append(out[:, :200])
+    np.testing.assert_array_equal(results[0], results[1])
+
+
+def test_a_blas_whose_bits_depend_on_the_size_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = random_matrix(200, 96)
+    matrix.verify()
+    whole = (matrix.row_at_once, matrix.grid_at_once)
+    dot, matmul = np.dot, np.matmul
+    monkeypatch.setattr(np, "dot", lambda a, b: dot(a, b) * np.float32(1 + 1e-6))
+    monkeypatch.setattr(np, "matmul", lambda a, b, **more: matmul(a, b, **more) * np.float32(1 + 1e-6 * (len(a) == 256)))
+    matrix.verify()
+    assert (matrix.row_at_once, matrix.grid_at_once) == (False, False) != whole
 
 
 @pytest.mark.parametrize(("items", "pieces"), [(1, 0), (1, 5), (8, 3), (5, 5), (100, 7)])
