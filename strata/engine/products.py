@@ -13,7 +13,7 @@ at once, and up to 512 rows through one GEMM.
 
 Two traps. ``order="C"`` is what keeps blocks outside: left to itself NumPy puts the operand with the largest stride outside, here the
 rows of the result, and every row reads all weights anew. And matmul keeps the GIL for a result of 500 items or fewer, however long
-it takes, which is why one row goes through ``dot``.
+it takes, which is why one row goes through ``dot``, and a few rows are cut into fewer pieces.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ BATCHES = (4, 2, 1)
 # The caller of a job begins some 20 us before the other threads have woken and their end is seen: about so many bytes of weights.
 LEAD_BYTES = 400_000
 ARENA_FLOATS = 16 << 20
+MATMUL_KEEPS_GIL = 500
 
 
 def block_rows(rows: int, columns: int) -> int:
@@ -75,7 +76,7 @@ class Arena:
 
 
 class Matrix:
-    """Weights float32 [rows, columns] as blocks, ``pieces`` lots of which threads share; padded with zero rows to whole blocks.
+    """Weights float32 [rows, columns] as blocks, which threads share in ``pieces``; padded with zero rows to whole blocks.
 
     ``bias`` float32 [rows] or None is to be added to every product.
     """
@@ -89,8 +90,8 @@ class Matrix:
         self.rows, self.columns, self.bias = rows, columns, bias
         self.weights = padded[:rows]
         self.blocks = padded.reshape(count, 1, block, columns)
-        self.cuts = [slice(cut.start * block, cut.stop * block) for cut in cuts(count, pieces)]
-        self.pieces = [padded[cut].reshape(-1, 1, block, columns) for cut in self.cuts]
+        self.most_pieces = pieces
+        self._pieces: dict[int, list[Floats]] = {}
         self.flat_cuts = led_cuts(count * block, pieces, LEAD_BYTES // (4 * columns))
         self.flat_pieces = [padded[cut] for cut in self.flat_cuts]
         self.slices = cuts(rows, max(2, round(rows / SLICE_ROWS)))
@@ -99,6 +100,12 @@ class Matrix:
     @property
     def padded_rows(self) -> int:
         return self.blocks.shape[0] * self.blocks.shape[2]
+
+    def pieces(self, count: int) -> list[Floats]:
+        """The blocks in (at most) ``count`` pieces."""
+        if count not in self._pieces:
+            self._pieces[count] = [self.blocks[cut] for cut in cuts(len(self.blocks), count)]
+        return self._pieces[count]
 
     def verify(self) -> None:
         """Try whether larger products give the same bits here, and use them if so. A matter of the shape, not of the weights."""
@@ -121,9 +128,11 @@ class RowFrame:
     """
 
     def __init__(self, matrix: Matrix, out: Floats) -> None:
-        _, _, block, _ = matrix.blocks.shape
+        count, _, block, _ = matrix.blocks.shape
         self.out = out
-        self.pieces = [out[:, cut].reshape(len(out), -1, block, 1).transpose(1, 0, 2, 3) for cut in matrix.cuts]
+        whole = out.reshape(len(out), count, block, 1).transpose(1, 0, 2, 3)
+        self.count = min(matrix.most_pieces, max(1, out.size // (MATMUL_KEEPS_GIL + 1)))
+        self.pieces = [whole[cut] for cut in cuts(count, self.count)]
         self.flat_pieces = [out[0, cut] for cut in matrix.flat_cuts] if len(out) == 1 and matrix.row_at_once else None
 
     def product(self, x: Floats, matrix: Matrix) -> tuple[Work, int]:
@@ -131,7 +140,7 @@ class RowFrame:
         if self.flat_pieces is not None:
             row, flat, into = x[0], matrix.flat_pieces, self.flat_pieces
             return lambda piece: np.dot(flat[piece], row, into[piece]), len(flat)
-        columns, blocks, results = x[None, :, :, None], matrix.pieces, self.pieces
+        columns, blocks, results = x[None, :, :, None], matrix.pieces(self.count), self.pieces
         return lambda piece: np.matmul(blocks[piece], columns, out=results[piece], order="C"), len(blocks)
 
 
