@@ -39,7 +39,8 @@ class Costs:
     per_token: float = 0.0
     copy: float = 0.0
 
-    def stage_seconds(self, window: Window) -> float:
+    def stage_seconds(self, window: Window, stage: int) -> float:
+        """The stages are alike here."""
         if window.kind == "decode":
             return self.fixed + self.per_row * len(window.segments)
         return self.chunk_fixed + self.per_token * len(window.segments[0].tokens)
@@ -103,7 +104,7 @@ class Stages:
     def _launched(self, stage: int, window: Window) -> None:
         self.host_is_busy = False
         self._ask_host()
-        seconds = self.costs.stage_seconds(window)
+        seconds = self.costs.stage_seconds(window, stage)
         self.busy_seconds += seconds
         self.clock.after(seconds, lambda: self._finished(stage, window))
 
@@ -160,8 +161,8 @@ class World:
             self.clock.after(self.costs.copy * len(copy.pages), lambda: self.feed(CopyDone(copy.id)))
 
     def _window_done(self, window: Window) -> None:
-        seconds = self.costs.stage_seconds(window) * len(self.stages.waiting)
-        self.feed(WindowDone(window.id, tuple(self._result(segment) for segment in window.segments), seconds))
+        stages = tuple(self.costs.stage_seconds(window, stage) for stage in range(len(self.stages.waiting)))
+        self.feed(WindowDone(window.id, tuple(self._result(segment) for segment in window.segments), sum(stages), stages))
 
     def _result(self, segment: Segment) -> SegmentResult:
         if segment.sampling is None:
