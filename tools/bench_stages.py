@@ -240,6 +240,8 @@ async def measure(options: argparse.Namespace, arms: Sequence[Arm], by_stages: d
 def report(options: argparse.Namespace, arms: Sequence[Arm], by_stages: dict[int, Watched]) -> dict[str, object]:
     single, joined, grouped, auto, few = arms
     rows = options.streams
+    if not (single.times(rows) and joined.times(rows) and grouped.times(rows // options.stages) and few.times(rows // options.stages)):
+        raise SystemExit("the answers ended before all of them ran together: raise --tokens")
     whole, part = joined.times(rows), few.times(rows // options.stages)
     between = max(0.0, rows / joined.rate - sum(whole))
     own_part = grouped.times(rows // options.stages)

@@ -12,7 +12,7 @@ from tools.bench_stages import Arm, Meter, formula, main, suggest
 
 
 def test_every_arm_is_measured_and_predicted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model", str(TINY), "--rounds", "1", "--tokens", "12", "--streams", "4"]) == 0
+    assert main(["--model", str(TINY), "--rounds", "1", "--tokens", "40", "--streams", "4"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     arms = {name: values for name, values in found.items() if isinstance(values, dict)}
     assert list(arms) == ["1 stage, 2 threads", "2 stages, 1 group", "2 stages, 2 groups", "2 stages, auto"]
