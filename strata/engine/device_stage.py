@@ -6,13 +6,14 @@ choose graphs; no row's bits depend on them. Nothing is allocated while windows 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.devices.base import Buffer, Device, Graph, HostArray
+from strata.devices.base import Buffer, Device, Graph, HostArray, Stream
 from strata.engine.families import ModelConfig
 from strata.engine.graphs import ROW_BUCKETS, GraphCache, context_bucket, num_graphs, row_bucket, row_buckets
 from strata.engine.hidden_port import HiddenPort
@@ -23,10 +24,12 @@ from strata.engine.rows import wanted_rows
 from strata.engine.window_upload import Fields, WindowRows, WindowSender
 from strata.errors import ModelError
 from strata.kernels.attention import SPLIT
-from strata.kernels.pages import Pages, PageShape
+from strata.kernels.pages import Pages, PageShape, scale_group
 from strata.kernels.tensors import Matrix
 from strata.messages import EngineFacts, Tokens, Window
 from strata.weights.gguf import GGUFFile
+
+log = logging.getLogger(__name__)
 
 Floats = NDArray[np.float32]
 
@@ -149,19 +152,26 @@ def load_device_stage(
     Raises DeviceError for what does not fit or compile, ModelError for heads that the kernels cannot hold.
     """
     try:
-        shape = PageShape(len(span), config.num_kv_heads, config.head_dim, facts.page_tokens)
+        scale_group(config.head_dim)
     except ValueError as error:
         raise ModelError(f"{file.path}: {error}; use --device cpu") from error
     stream = device.stream()
     loader = WeightLoader(file, config, device, stream, packed)
-    weights = load_weights(loader, config, span)
+    rope = Rope(config.rope, loader.optional("rope_freqs.weight"))
+    return build_stage(config, load_weights(loader, config, span), rope, facts, device, stream)
+
+
+def build_stage(
+    config: ModelConfig, weights: StageWeights, rope: Rope, facts: EngineFacts, device: Device, stream: Stream
+) -> DeviceStage:
+    """A stage around weights that are on ``device``: its pages, its work space, its kernels compiled."""
+    shape = PageShape(len(weights.layers), config.num_kv_heads, config.head_dim, facts.page_tokens)
     pages = Pages(shape, device.allocate((facts.num_pages + 1, shape.page_bytes), np.int8))
     sizes = WindowSizes(max(ROW_BUCKETS[-1], facts.chunk), row_bucket(facts.max_rows), facts.context)
     space = Workspace(device, config, pages, sizes, stream)
     ends = [matrix for matrix in (weights.embedding, weights.output[1] if weights.output else None) if matrix is not None]
-    counts = sorted({*row_buckets(facts.max_rows), facts.chunk})
-    device.compile(list(kernels_of(config, weights.layers, ends, counts)))
-    rope = Rope(config.rope, loader.optional("rope_freqs.weight"))
+    seconds = device.compile(list(kernels_of(config, weights.layers, ends, sorted({*row_buckets(facts.max_rows), facts.chunk}))))
+    log.info("kernels for %s ready in %.1f s", device.info.name, seconds)
     return DeviceStage(KernelOps(device, config, pages, space, stream), weights, rope, facts)
 
 

@@ -65,21 +65,21 @@ class WeightLoader:
         return None if tensor is None else dequantize(tensor)
 
     def matrix(self, name: str) -> Matrix:
-        return self._put(self._recoded(name), self._bias(name))
+        return self._put(self.recoded(name), self._bias(name))
 
     def _layout(self, name: str) -> Layout:
         layouts = layouts_for(self._file.tensors[name].type)
         return self._preferred if self._preferred in layouts else layouts[0]
 
-    def _recoded(self, name: str) -> Recoded:
+    def recoded(self, name: str) -> Recoded:
         """A tensor in its layout, q and k rows with their RoPE pairs next to each other."""
         tensor = self._file.tensors[name]
         rows, columns = tensor.shape
-        recoded = recode(tensor.type, tensor.data, rows, columns, self._layout(name))
+        stored = recode(tensor.type, tensor.data, rows, columns, self._layout(name))
         if not self._turns(name) or self._config.rope.interleaved:
-            return recoded
+            return stored
         order = self._paired(np.arange(rows))
-        return Recoded(recoded.layout, columns, recoded.codes[order], recoded.scales[order], recoded.steps[order], recoded.unit)
+        return Recoded(stored.layout, columns, stored.codes[order], stored.scales[order], stored.steps[order], stored.unit)
 
     @staticmethod
     def _turns(name: str) -> bool:
@@ -97,7 +97,7 @@ class WeightLoader:
 
     def joined(self, names: Sequence[str], in_turn: bool = False) -> tuple[Matrix, ...]:
         """One matrix of the tensors' rows (one after the other, or row by row in turn), or one each where their layouts differ."""
-        parts = [self._recoded(name) for name in names]
+        parts = [self.recoded(name) for name in names]
         biases = [self._bias(name) for name in names]
         if any((part.layout, part.unit) != (parts[0].layout, parts[0].unit) for part in parts):
             return tuple(self._put(part, bias) for part, bias in zip(parts, biases))

@@ -1,28 +1,27 @@
-"""Kernels on the emulated device: they need a C++ compiler (marker ``cxx``) and nothing else."""
+"""Kernels on the emulated device: they need a C++ compiler (marker ``cxx``) and nothing else. On a GPU: see devices.py."""
 
 from __future__ import annotations
-
-import os
 
 import numpy as np
 import pytest
 
-from strata.devices.emulated import EmulatedDevice
 from strata.devices.host_compiler import find_compiler
+from tests.kernels.devices import ON_GPU, new_device
+
+EMULATED_ONLY = {"test_emulated.py", "test_sanitizer.py", "test_device_load.py"}
 
 
 def pytest_collection_modifyitems(items):
-    if find_compiler() is None:
-        for item in items:
-            if item.get_closest_marker("cxx"):
-                item.add_marker(pytest.mark.skip(reason="no C++ compiler (g++ or clang++) found"))
+    for item in items:
+        if item.get_closest_marker("cxx") and find_compiler() is None and not (ON_GPU and item.path.name not in EMULATED_ONLY):
+            item.add_marker(pytest.mark.skip(reason="no C++ compiler (g++ or clang++) found"))
 
 
 class Bench:
-    """A device and a stream with the moves every kernel test makes. STRATA_SANITIZE: see test_sanitizer.py."""
+    """A device and a stream with the moves every kernel test makes."""
 
     def __init__(self, **options):
-        self.device = EmulatedDevice(sanitize="STRATA_SANITIZE" in os.environ, **options)
+        self.device = new_device(**options)
         self.stream = self.device.stream()
 
     def put(self, array):
@@ -41,7 +40,7 @@ class Bench:
         return array
 
 
-@pytest.fixture(scope="session", params=["ascending", "descending"])
+@pytest.fixture(scope="session", params=["gpu"] if ON_GPU else ["ascending", "descending"])
 def bench(request):
     """Both orders of threads: a race between them shows as a difference from the twin in one of the two."""
     return Bench(descending=request.param == "descending")
