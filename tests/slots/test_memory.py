@@ -140,7 +140,7 @@ def test_a_phantom_hit_is_impossible_after_a_full_eviction() -> None:
 def test_making_room_never_takes_what_the_request_goes_on_from() -> None:
     # The pool is full, the parked or shelved source is itself the best victim.
     for cache in (0, 12_000):
-        house = House(SlotPolicy(slots=1, cache_bytes=cache), num_pages=16)
+        house = House(SlotPolicy(slots=1, cache_bytes=cache), num_pages=15)
         house.chat("A", A)
         house.now += 1
         house.chat("B", B)
