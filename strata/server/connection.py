@@ -71,11 +71,11 @@ class Connection(asyncio.Protocol):
         # The phase and its timer.
         self._phase = ""
         self._timer: asyncio.TimerHandle | None = None
-        # The exchange being answered; the head of its answer until there is more to write; no further request after it.
+        # The exchange being answered; the head of its answer until there is more to write; no further request after it; not the first.
         self._exchange: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
         self._unsent = b""
-        self._is_last = False
+        self._is_last = self._is_kept = False
 
     # ---------------------------------------------------------------- called by asyncio
 
@@ -124,7 +124,8 @@ class Connection(asyncio.Protocol):
     def finish(self) -> None:
         """Answer what is under way and nothing after it."""
         self._is_last = True
-        if self._phase == "idle":
+        # The first request of a new connection may be on its way; of a kept one the client knows that it may be closed.
+        if self._phase == "idle" and self._is_kept:
             self._close()
 
     def interrupt(self, error: StrataError) -> None:
@@ -275,6 +276,7 @@ class Connection(asyncio.Protocol):
     def _next_request(self) -> None:
         self._reader.next_request()
         self._task = None
+        self._is_kept = True
         self._enter("idle", self._limits.timeouts.idle, self._close)
         self._transport.resume_reading()
         self._advance()
