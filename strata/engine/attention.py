@@ -28,6 +28,7 @@ SPAN = 512
 TILES_PER_PIECE = 5
 TILES_TOGETHER = 96
 COPY_BYTES = 1 << 20
+SCRATCH_BYTES = 64 << 20
 
 
 class Copies:
@@ -39,23 +40,30 @@ class Copies:
         self.buffers = np.empty((pieces, self.tiles, kv.heads, kv.page_tokens, kv.head_dim), np.float32)
 
 
-class RowAttention:
-    """The attention of one row part: made once for a window, used for every layer. ``group``: queries per KV head."""
+class Scratch:
+    """What a row part's tiles compute, for one layer after the other. ``group``: queries per KV head."""
 
-    def __init__(self, part: RowPart, kv: PagedKV, group: int, copies: Copies) -> None:
-        tiles, heads, dim = part.num_tiles, kv.heads, kv.head_dim
-        self.part, self.kv = part, kv
-        self.scores = np.empty((tiles, heads, group, kv.page_tokens), np.float32)
-        self.maxima = np.empty((tiles, heads, group, 1), np.float32)
+    def __init__(self, kv: PagedKV, group: int, tiles: int) -> None:
+        self.scores = np.empty((tiles, kv.heads, group, kv.page_tokens), np.float32)
+        self.maxima = np.empty((tiles, kv.heads, group, 1), np.float32)
         # Weighted values and, behind them, the sum of the weights: what is merged by the same rule is one array.
-        self.partials = np.empty((tiles, heads, group, dim + 1), np.float32)
+        self.partials = np.empty((tiles, kv.heads, group, kv.head_dim + 1), np.float32)
+
+
+class RowAttention:
+    """The attention of one row part: made once for a window, used for every layer."""
+
+    def __init__(self, part: RowPart, kv: PagedKV, copies: Copies, scratch: Scratch) -> None:
+        tiles = part.num_tiles
+        self.part, self.kv = part, kv
+        self.scores, self.maxima, self.partials = scratch.scores[:tiles], scratch.maxima[:tiles], scratch.partials[:tiles]
         self.cuts = cuts(tiles, min(len(copies.buffers), tiles // TILES_PER_PIECE))
         self.between = self.cuts if tiles > TILES_TOGETHER else [slice(0, tiles)]
         self.steps = [list(self._steps(piece, cut, copies)) for piece, cut in enumerate(self.cuts)]
         ends = [*part.firsts[1:].tolist(), tiles]
         last = zip(ends, part.filled, strict=True)
         self.hidden = [self.scores[end - 1, :, :, filled:] for end, filled in last if filled < kv.page_tokens]
-        self.merged = np.empty((len(ends), heads, group, dim + 1), np.float32)
+        self.merged = np.empty((len(ends), *self.partials.shape[1:]), np.float32)
         self.sums = list(self._sums(np.diff([0, *ends]).tolist()))
 
     def run(self, queries: Floats, layer: int, threads: Threads, out: Floats) -> None:
@@ -122,6 +130,14 @@ class RowAttention:
             first = int(pages[0])
             consecutive = bool((pages == np.arange(first, first + len(pages))).all())
             yield cut, slice(first, first + len(pages)) if consecutive else pages, copies.buffers[piece, : len(pages)]
+
+
+def row_attentions(part: RowPart, kv: PagedKV, group: int, copies: Copies) -> tuple[RowAttention, ...]:
+    """The attention of a row part, in as many lots of rows as keep the scratch memory small; all share it."""
+    tile_bytes = 4 * kv.heads * group * (kv.page_tokens + kv.head_dim + 2)
+    lots = list(part.lots(SCRATCH_BYTES // tile_bytes))
+    scratch = Scratch(kv, group, max(lot.num_tiles for lot in lots))
+    return tuple(RowAttention(lot, kv, copies, scratch) for lot in lots)
 
 
 class GridAttention:

@@ -1,7 +1,7 @@
 """A gate that one thread waits at and another opens, in a few microseconds where a lock takes thirty and more.
 
 Theory. Waking a sleeping thread is a system call, an interrupt and a context switch (20 to 40 us each way on a virtual machine), and a
-decode window hands work over a hundred times. So the waiter first looks, for half a millisecond, at the flags in memory, and
+decode window hands work over a hundred times. So the waiter first looks, for up to a millisecond, at the flags in memory, and
 sleeps only if nothing comes. Python cannot look without holding the GIL, which the opener needs; NumPy can: ``any`` over a view
 with stride 0 reads one byte again and again, without the GIL, and ends at the first True.
 
@@ -22,8 +22,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 GRACE = 384
-# 384 rows of 5,000 looks of 0.3 ns are 0.6 ms. NumPy looks only once at rows of 4,096 or fewer.
-LOOKS = 5_000
+# 384 rows of 8,192 looks of 0.3 ns are a millisecond. A row is as long as NumPy's buffer: shorter ones are copied to it, and the copy
+# is what NumPy then looks at.
+LOOKS = 8_192
 # A wait that looked in vain costs this many quick ones.
 VAIN = 16
 PATIENCE = VAIN

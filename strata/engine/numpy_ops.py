@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.engine.attention import Copies, GridAttention, RowAttention
+from strata.engine.attention import Copies, GridAttention, RowAttention, row_attentions
 from strata.engine.kv import PagedKV
 from strata.engine.products import Arena, Floats, Matrix, RowFrame, cuts, grid_product
 from strata.engine.rows import Layout, RowPart, plan
@@ -32,7 +32,7 @@ FRAMED_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A window's layout and, part by part, its attention."""
+    """A window's layout, and the attention of its parts."""
 
     layout: Layout
     attentions: tuple[RowAttention | GridAttention, ...]
@@ -59,9 +59,9 @@ class NumpyOps:
         layout = plan(window, kv.page_tokens, grid=not self.deterministic)
         if self._copies is None:
             self._copies = Copies(kv, self.threads.count)
-        attentions = [
-            RowAttention(part, kv, group, self._copies) if isinstance(part, RowPart) else GridAttention(part, kv) for part in layout.parts
-        ]
+        attentions: list[RowAttention | GridAttention] = []
+        for part in layout.parts:
+            attentions += row_attentions(part, kv, group, self._copies) if isinstance(part, RowPart) else (GridAttention(part, kv),)
         with np.errstate(all="ignore"):
             yield Plan(layout, tuple(attentions))
 
@@ -143,8 +143,9 @@ class NumpyOps:
         kv_heads = plan.attentions[0].kv.heads
         scaled = np.multiply(queries, np.float32(1 / math.sqrt(dim))).reshape(rows, kv_heads, heads // kv_heads, dim)
         out = np.empty_like(scaled)
-        for part, attention in zip(plan.layout.parts, plan.attentions, strict=True):
-            own, result = scaled[part.start : part.stop], out[part.start : part.stop]
+        for attention in plan.attentions:
+            mine = slice(attention.part.start, attention.part.stop)
+            own, result = scaled[mine], out[mine]
             if isinstance(attention, RowAttention):
                 attention.run(own, layer, self.threads, result)
             else:
@@ -155,7 +156,6 @@ class NumpyOps:
         """silu(gate) * up of [rows, 2 * width], the gate first: [rows, width] (Shazeer 2020)."""
         width = gate_up.shape[1] // 2
         out = self._buffer("swiglu", len(gate_up), width)
-
         pieces = cuts(len(gate_up), len(gate_up) // ROWS_PER_PIECE)
 
         def work(piece: int) -> None:

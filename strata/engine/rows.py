@@ -61,6 +61,19 @@ class RowPart:
     def num_tiles(self) -> int:
         return len(self.pages)
 
+    def lots(self, most_tiles: int) -> Iterator[RowPart]:
+        """The part in lots of consecutive rows with at most so many tiles each (more, if one row has more)."""
+        ends = [*self.firsts[1:].tolist(), self.num_tiles]
+        row, tile = 0, 0
+        while row < len(ends):
+            stop = row + 1
+            while stop < len(ends) and ends[stop] - tile <= most_tiles:
+                stop += 1
+            tiles = slice(tile, ends[stop - 1])
+            firsts, rows = self.firsts[row:stop] - tile, self.row_of_tile[tiles] - row
+            yield RowPart(self.start + row, self.start + stop, firsts, rows, self.pages[tiles], self.filled[row:stop])
+            row, tile = stop, ends[stop - 1]
+
 
 @dataclass(frozen=True, slots=True)
 class GridPart:

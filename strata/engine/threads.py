@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import threadpoolctl
 
 from strata.engine.gate import GRACE, Gate
@@ -57,7 +58,7 @@ class _Worker:
     """One thread, which takes part in whatever job it finds when its gate opens. ``done`` is the caller's gate."""
 
     def __init__(self, index: int, done: Gate) -> None:
-        self.go, self.done = Gate(GRACE * index), done
+        self.go, self.done = Gate(GRACE + 96 * (index - 1)), done
         self.job: _Job | None = _NOTHING
         threading.Thread(target=self._serve, name=f"strata-ops-{index}", daemon=True).start()
 
@@ -67,6 +68,8 @@ class _Worker:
         self.go.open()
 
     def _serve(self) -> None:
+        # What a damaged row computes is its request's error, found in its logits; warnings belong to the caller's thread only.
+        np.seterr(all="ignore")
         while True:
             self.go.wait()
             if self.job is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from strata.engine import attention
 from strata.engine.kv import KVKind
 from strata.engine.numpy_ops import NumpyOps
 from strata.messages import Sampling, Segment, Window
@@ -112,6 +113,15 @@ def test_a_page_last_used_by_a_damaged_request_is_clean() -> None:
         poison(stages, [(4, 5)])
         steps = [stages.step((token, position, (4, 5))) for position, token in enumerate(tokens[:3])]
         assert np.isfinite(np.concatenate(steps)).all()
+
+
+def test_lots_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scratch memory for 200 rows of up to 4 tiles, and for 3 tiles at a time."""
+    tokens, pages = random_ids(200), pages_for(4)
+    with Stages(TINY, NumpyOps(2, deterministic=True)) as stages:
+        expected = stages.read(tokens, pages)
+        monkeypatch.setattr(attention, "SCRATCH_BYTES", 3 * 4 * 4 * (64 + 64 + 2))
+        np.testing.assert_array_equal(stages.read(tokens, pages), expected)
 
 
 def test_drafts_are_rows_like_any_other() -> None:
