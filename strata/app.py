@@ -24,7 +24,7 @@ from typing import Any, Literal, cast
 
 from strata import __version__
 from strata.config import Settings, check
-from strata.console import Progress, setup_logging
+from strata.console import Progress, escape, setup_logging
 from strata.engine.resources import free_memory
 from strata.errors import StartError
 from strata.messages import EngineFacts
@@ -171,7 +171,7 @@ def run(settings: Settings) -> int:
     try:
         _run_loop(_serve(settings))
     except StartError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {escape(str(error))}", file=sys.stderr)
         return 1
     return 0
 
@@ -182,7 +182,7 @@ def check_only(settings: Settings) -> int:
         check_exposure(settings, read_keys(settings))
         print(describe_model(settings))
     except StartError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {escape(str(error))}", file=sys.stderr)
         return 1
     return 0
 

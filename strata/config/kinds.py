@@ -204,7 +204,10 @@ class FilePath(Kind[Path]):
     def accept(self, value: object) -> Path:
         if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
             raise ValueError
-        return Path(value).expanduser()
+        try:
+            return Path(value).expanduser()
+        except RuntimeError:  # the home of nobody: a path that merely begins with ~
+            return Path(value)
 
 
 class Maybe(Kind["T | None"], Generic[T]):

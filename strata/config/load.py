@@ -53,6 +53,8 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
 
 
 def check(settings: Settings) -> None:
-    """What must be set before a server may start. Raises ``SettingError``."""
+    """What must be set, and fit together, before a server may start. Raises ``SettingError``."""
     if settings.model is None:
         raise SettingError("no model: name a GGUF file with --model FILE, STRATA_MODEL or \"model\" in the config")
+    if settings.batch_groups is not None and settings.batch % settings.batch_groups:
+        raise SettingError(f"batch_groups: {settings.batch_groups} groups do not divide the {settings.batch} slots of batch evenly")

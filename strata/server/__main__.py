@@ -7,6 +7,7 @@ import sys
 
 from strata import __version__
 from strata.config import help_text, load, printed
+from strata.console import escape
 from strata.errors import StartError
 
 
@@ -15,7 +16,7 @@ def main() -> int:
     try:
         loaded = load(sys.argv[1:], os.environ)
     except StartError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {escape(str(error))}", file=sys.stderr)
         return 2
     if loaded.mode == "help":
         print(help_text())

@@ -16,8 +16,8 @@ from typing import Protocol, cast
 
 import h11
 
-from strata.errors import EngineError, RequestTimeout, StrataError, Unavailable
-from strata.server.exchange import Exchange, Headers, error_response
+from strata.errors import EngineError, RequestTimeout, StrataError
+from strata.server.exchange import Exchange, Headers
 from strata.server.head import (
     body_too_large,
     check_body_head,
@@ -26,15 +26,13 @@ from strata.server.head import (
     make_head,
     nameless_head,
     protocol_error,
+    too_many_connections,
 )
 from strata.server.limits import Limits
 from strata.server.reader import Reader
 from strata.server.writing import Writer
 
 log = logging.getLogger("strata.server")
-
-FULL = error_response(Unavailable("too many connections", code="too_many_connections")).body
-FULL_HEAD = b"HTTP/1.1 503 \r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
 
 
 class Application(Protocol):
@@ -88,7 +86,7 @@ class Connection(asyncio.Protocol):
         if self._owner.opened(self, self._address):
             self._enter("idle", self._limits.timeouts.header, self._close)
         else:
-            transport.write(FULL_HEAD % len(FULL) + FULL)
+            transport.write(too_many_connections())
             self._close()
 
     def data_received(self, data: bytes) -> None:
@@ -185,11 +183,13 @@ class Connection(asyncio.Protocol):
     def _on_request(self, event: h11.Request) -> None:
         self._enter("body", self._limits.timeouts.body, self._on_timeout)
         self._body, self._body_size = [], 0
-        check_raw_head(self._reader.take_raw_head(), event, self._limits)
-        head = make_head(event, self._address)
-        self._exchange = Exchange(self, head)
+        try:
+            check_raw_head(self._reader.take_raw_head(), event, self._limits)
+        except StrataError as error:
+            return self._refuse(error, event.method.decode("ascii"))
+        self._exchange = Exchange(self, make_head(event, self._address))
         self._application.begin(self._exchange)
-        check_body_head(head, self._limits)
+        check_body_head(self._exchange.head, self._limits)
         if self._h11.they_are_waiting_for_100_continue:
             self._send(h11.InformationalResponse(status_code=100, headers=[]))
 
@@ -227,10 +227,10 @@ class Connection(asyncio.Protocol):
         if not exchange.is_over:
             self.abort()
 
-    def _refuse(self, error: StrataError) -> None:
+    def _refuse(self, error: StrataError, method: str = "") -> None:
         """Answer without reading further. The connection goes on only if the whole request happens to be here."""
         if self._exchange is None:
-            self._exchange = Exchange(self, nameless_head(self._address))
+            self._exchange = Exchange(self, nameless_head(self._address, method))
         elif self._h11.their_state is h11.SEND_BODY:
             self._reader.skip_body()
         self._exchange.fail(error)

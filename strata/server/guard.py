@@ -140,6 +140,8 @@ class Guard:
 
     def _allows_origin(self, head: Head) -> bool:
         origin = head.header("origin").rstrip("/").lower()
+        if not origin.isascii():  # no browser sends one, and it could not be sent back in a header
+            return False
         if "*" in self._origins or origin in self._origins:
             return True
         netloc = origin.partition("://")[2]

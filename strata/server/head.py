@@ -16,8 +16,8 @@ from urllib.parse import unquote_to_bytes
 
 import h11
 
-from strata.errors import ClientError, HeadersTooLarge, StrataError, TooLarge, UnsupportedMedia
-from strata.server.exchange import Head
+from strata.errors import ClientError, HeadersTooLarge, StrataError, TooLarge, Unavailable, UnsupportedMedia
+from strata.server.exchange import Head, error_response
 from strata.server.limits import Limits
 
 _BAD_LINE_END = re.compile(rb"(?<!\r)\n|\n[ \t]")
@@ -76,9 +76,16 @@ def make_head(event: h11.Request, client: str) -> Head:
     return Head(event.method.decode("ascii"), clean_path(path), query, headers, client, request_id)
 
 
-def nameless_head(client: str) -> Head:
-    """Stands for a request that was not understood."""
-    return Head("", "", "", {}, client, secrets.token_hex(8))
+def nameless_head(client: str, method: str = "") -> Head:
+    """Stands for a request that was not understood, or no further than to its ``method``."""
+    return Head(method, "", "", {}, client, secrets.token_hex(8))
+
+
+def too_many_connections() -> bytes:
+    """The whole answer to a connection that there is no room for; its request is not waited for."""
+    body = error_response(Unavailable("too many connections", code="too_many_connections")).body
+    lines = ("HTTP/1.1 503 ", "Content-Type: application/json", "Retry-After: 1", "Connection: close", f"Content-Length: {len(body)}")
+    return "\r\n".join((*lines, "", "")).encode("ascii") + body
 
 
 def http_date() -> str:

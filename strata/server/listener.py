@@ -48,7 +48,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(self._new_connection, host, port, backlog=BACKLOG)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise StartError(f"cannot listen on {host}:{port}: {_advice(error)}") from error
         self._application.started(lambda: len(self._connections))
 
@@ -119,13 +119,13 @@ class Listener:
                 return
 
 
-def _advice(error: OSError) -> str:
+def _advice(error: OSError | UnicodeError) -> str:
+    if isinstance(error, (socket.gaierror, UnicodeError)):  # the latter of a name that DNS could not even be asked for
+        return "no such host name. Give an address of this machine with --host"
     if error.errno == errno.EADDRINUSE:
         return "the port is in use. Stop the program that uses it, or choose another port with --port"
     if error.errno == errno.EACCES:
         return "not allowed. Ports below 1024 belong to the system: choose another with --port"
-    if isinstance(error, socket.gaierror):
-        return "no such host name. Give an address of this machine with --host"
     if error.errno == errno.EADDRNOTAVAIL:
         return "not an address of this machine. Give one that is with --host"
     return f"{error.strerror or error}. Choose other values with --host and --port"

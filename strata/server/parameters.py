@@ -183,7 +183,7 @@ def read_stops(fields: Fields) -> tuple[str, ...]:
 
 def with_session(fields: Fields, header: str) -> Fields:
     """The X-Session-ID header counts as the body's ``session_id`` and wins over it."""
-    return fields.also("session_id", header[:1024]) if header else fields
+    return fields.also("session_id", header) if header else fields
 
 
 def with_logprobs(parameters: Parameters, logprobs: int) -> Parameters:

@@ -199,6 +199,16 @@ def test_a_server_needs_a_model() -> None:
     check(Settings(model=Path("x.gguf")))
 
 
+def test_groups_must_divide_the_slots_before_anything_is_loaded() -> None:
+    with pytest.raises(SettingError, match="batch_groups: 3 groups do not divide the 8 slots"):
+        check(Settings(model=Path("x.gguf"), batch=8, batch_groups=3))
+    check(Settings(model=Path("x.gguf"), batch=9, batch_groups=3))
+
+
+def test_the_home_of_nobody_is_a_path_like_any_other() -> None:
+    assert Settings(model="~nobody-of-this-name/x.gguf").model == Path("~nobody-of-this-name/x.gguf")  # type: ignore[arg-type]
+
+
 def test_help_names_every_flag_with_its_default() -> None:
     text = help_text()
     for row in TABLE:

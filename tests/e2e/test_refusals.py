@@ -34,6 +34,12 @@ def refused(capsys: pytest.CaptureFixture[str], **settings: Any) -> str:
     return err
 
 
+def test_a_name_with_a_line_break_leaves_the_message_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert r"no\x0asuch.gguf" in refused(capsys, model=Path("no\nsuch.gguf"))
+    assert check_only(Settings(model=Path("no\nsuch.gguf"))) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_a_busy_port(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -103,6 +103,15 @@ async def test_a_whole_head_that_is_too_large(lines: list[bytes]) -> None:
     assert status == 431
 
 
+@pytest.mark.parametrize("data, status", [
+    (b"HEAD /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"".join(b"X-%d: 1\r\n" % n for n in range(200)) + b"\r\n", 431),
+    (b"HEAD /health HTTP/1.1\nHost: 127.0.0.1\n\n", 400),
+], ids=["count", "bare LF"])
+async def test_a_refused_head_request_gets_a_head_alone(data: bytes, status: int) -> None:
+    answer, client = await status_of(data)
+    assert answer == status and client.transport.sent.endswith(b"\r\n\r\n") and client.transport.has_written_eof
+
+
 async def test_content_length_over_the_cap_is_refused_before_the_body() -> None:
     status, client = await status_of(post(b"", b"Content-Length: 40000000"))
     assert status == 413 and client.transport.has_written_eof

@@ -56,6 +56,12 @@ async def test_every_route_of_the_table_answers() -> None:
     assert set(ALIASES.values()) <= {path for _, path, _ in TABLE}
 
 
+async def test_a_session_id_that_is_too_long_is_refused_not_cut() -> None:
+    """Cut, two of them could become the same conversation."""
+    answer = await World().post("/v1/completions", {"prompt": "x", "max_tokens": 1}, X_Session_ID="a" * 1023 + " b")
+    assert answer.status == 400 and answer.error["param"] == "session_id"
+
+
 async def test_a_request_id_is_kept_if_it_is_harmless() -> None:
     assert (await World().get("/health", X_Request_ID="job-17.a")).headers["x-request-id"] == "job-17.a"
     assert (await World().get("/health", X_Request_ID='<b>"')).headers["x-request-id"] != '<b>"'
@@ -173,6 +179,14 @@ async def test_foreign_hosts_are_refused_on_a_keyless_loopback(host: str, status
 async def test_pages_of_strangers_cannot_post_without_a_key(origin: str, status: int) -> None:
     answer = await World().post("/tokenize", {"content": "x"}, Origin=origin, Content_Type="text/plain")
     assert answer.status == status
+
+
+@pytest.mark.parametrize("origins, status", [((), 403), (("*",), 403)])
+async def test_an_origin_that_no_header_could_carry_back(origins: tuple[str, ...], status: int) -> None:
+    client = World(settings=Settings(batch=4, cors_origins=origins)).connect()
+    client.send("GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://localhost:\xe9\r\n\r\n".encode("latin-1"))
+    await settle()
+    assert client.transport.sent.startswith(b"HTTP/1.1 %d" % status)
 
 
 @pytest.mark.parametrize("host, status", [("192.0.2.7:8080", 200), ("gpu.example:8080", 200), ("rebound.example:8080", 403)])
