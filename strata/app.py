@@ -119,6 +119,8 @@ class Server:
             raise StartError("stopped while the model was loading")
         engine = self._model.engine
         machine = SlotMachine(engine.facts, slot_policy(self.settings, engine.facts))
+        if engine.facts.num_stages > machine.num_groups:
+            log.info(idle_stages(engine.facts.num_stages, machine.num_groups, self.settings.batch))
         self._manager = SlotManager(machine, engine, time.monotonic, host_free=lambda: free_memory() or 0)
         self._manager.start(loop)
         self._site.metrics.view = self._manager.view
@@ -159,6 +161,14 @@ def slot_policy(settings: Settings, facts: EngineFacts) -> SlotPolicy:
         expire_s=settings.slot_expire_s,
         shelf=settings.shelf,
         cache_bytes=(settings.conversation_cache_mib or 0) << 20,
+    )
+
+
+def idle_stages(stages: int, groups: int, slots: int) -> str:
+    """Why some stage must wait while slots decode."""
+    return (
+        f"{slots} slots in {groups} {'group' if groups == 1 else 'groups'} on {stages} stages: while slots decode, at most {groups} "
+        f"{'works' if groups == 1 else 'work'} at a time; a multiple of {stages} slots and --batch-groups auto keep all at work"
     )
 
 

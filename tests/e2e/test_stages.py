@@ -148,3 +148,14 @@ async def test_clients_that_leave_a_pipeline_free_their_slots() -> None:
         await served.until(lambda view: not view.running and not view.windows_in_flight)
         assert served.view().pages_busy == 0
         served.manager.machine.check_integrity()
+
+
+async def test_the_log_says_why_stages_take_turns(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "strata"):
+        async with serving(layer_split=(2,), batch=3):
+            pass
+        assert "3 slots in 1 group on 2 stages: while slots decode, at most 1 works at a time; a multiple of 2 slots" in caplog.text
+        caplog.clear()
+        async with serving(layer_split=(2,), batch=4):
+            pass
+    assert "groups on" not in caplog.text
