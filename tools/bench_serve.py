@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from socket import socket
@@ -108,10 +108,19 @@ def measure(targets: dict[str, str], args: argparse.Namespace) -> dict[str, list
     return rows
 
 
-def bare_products(model: str) -> Any:
-    from tools.bench_ops import BareProducts
+def bare_products(path: str) -> Callable[[], Row]:
+    """One pass of the model's matrix products and nothing else, in this process: for 1 row, for 8 rows, and as GEMM of a prompt."""
+    from tools import bench_ops
 
-    return BareProducts(model).row
+    model = bench_ops.load(Path(path), None)
+    gemm, _ = bench_ops.bare_gemm(model, bench_ops.PROMPT)
+    rows = {1: bench_ops.bare_row(model), bench_ops.SLOTS: bench_ops.bare_rows(model, bench_ops.SLOTS)}
+
+    def row() -> Row:
+        found = {f"{count} clients ms/token": 1e3 * min(bench_ops.timed(work) for _ in range(5)) for count, work in rows.items()}
+        return {"prompt tok/s": bench_ops.PROMPT / min(bench_ops.timed(gemm) for _ in range(3)), **found}
+
+    return row
 
 
 def report(rows: dict[str, list[Row]], extra: Row) -> None:
