@@ -39,9 +39,10 @@ def plan(settings: Settings, config: ModelConfig, free: int | None, num_stages: 
     pages = pool_pages(settings, room, page, -(-context // PAGE_TOKENS))
     if pages * PAGE_TOKENS < context:
         if settings.context is not None:
+            smaller = "" if kind == "int8" else ", or take --kv int8"
             raise SettingError(
                 f"context: {context} tokens need {-(-context // PAGE_TOKENS) * page // MIB + 1} MiB for keys and values, and "
-                f"{pages * page // MIB} MiB are planned; lower --context, raise --kv-memory-mib, or take --kv int8"
+                f"{pages * page // MIB} MiB are planned; lower --context or raise --kv-memory-mib{smaller}"
             )
         log.warning("context is %d tokens instead of %d: the memory for keys and values holds no more", pages * PAGE_TOKENS, context)
         context = pages * PAGE_TOKENS

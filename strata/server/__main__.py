@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
-from strata import __version__
-from strata.config import help_text, load, printed
-from strata.console import escape
-from strata.errors import StartError
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # The imports take a second. Ctrl-C meanwhile ends the process as it ends any other, not with a traceback out of an import.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+from strata import __version__  # noqa: E402
+from strata.config import help_text, load, printed  # noqa: E402
+from strata.console import escape  # noqa: E402
+from strata.errors import StartError  # noqa: E402
 
 
 def main() -> int:

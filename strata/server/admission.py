@@ -45,7 +45,8 @@ def admit_completion(body: bytes, head: Head, service: Service, settings: Settin
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     parameters = with_logprobs(parameters, -1 if logprobs is None else logprobs)
     parameters = replace(parameters, output=replace(parameters.output, echo=fields.flag("echo", False)))
-    return _admit("cmpl", read_prompts(fields, service), parameters, service, guard.tenant(head, parameters.cache_salt))
+    tenant = guard.tenant(head, parameters.cache_salt)
+    return _admit("cmpl", read_prompts(fields, service), parameters, service, tenant, most_sequences(settings))
 
 
 def admit_chat(body: bytes, head: Head, service: Service, settings: Settings, guard: Guard) -> Admitted:
@@ -56,7 +57,13 @@ def admit_chat(body: bytes, head: Head, service: Service, settings: Settings, gu
     if wanted and not has_logprobs:
         raise ClientError("top_logprobs needs logprobs to be true", param="top_logprobs")
     parameters = with_logprobs(parameters, (wanted or 0) if has_logprobs else -1)
-    return _admit("chatcmpl", [read_chat(fields, service)], parameters, service, guard.tenant(head, parameters.cache_salt))
+    tenant = guard.tenant(head, parameters.cache_salt)
+    return _admit("chatcmpl", [read_chat(fields, service)], parameters, service, tenant, most_sequences(settings))
+
+
+def most_sequences(settings: Settings) -> int:
+    """More than slots and queue hold could never be admitted, however often the client came back."""
+    return min(MAX_SEQUENCES, settings.batch + settings.queue_size)
 
 
 def _open(body: bytes, head: Head, service: Service, settings: Settings) -> Fields:
@@ -79,9 +86,9 @@ def _check_completion(fields: Fields, parameters: Parameters) -> None:
         raise ClientError("suffix is not supported: this model only continues a text", param="suffix")
 
 
-def _admit(kind: str, prompts: list[Prompt], parameters: Parameters, service: Service, tenant: str) -> Admitted:
-    if len(prompts) * parameters.choices > MAX_SEQUENCES:
-        raise ClientError(f"n times the number of prompts may be at most {MAX_SEQUENCES}", param="n")
+def _admit(kind: str, prompts: list[Prompt], parameters: Parameters, service: Service, tenant: str, most: int) -> Admitted:
+    if len(prompts) * parameters.choices > most:
+        raise ClientError(f"n times the number of prompts may be at most {most}", param="n")
     answer_id = f"{kind}-{secrets.token_hex(12)}"
     parameters = replace(parameters, placement=replace(parameters.placement, tenant=tenant))
     requests: list[Request] = []

@@ -70,6 +70,13 @@ def test_what_does_not_fit_is_refused_with_the_numbers(config: ModelConfig, free
     assert all(word in refused.value.message for word in words), refused.value.message
 
 
+@pytest.mark.parametrize("kv, advice", [("f32", True), ("int8", False)])
+def test_nobody_is_told_to_do_what_is_done(config: ModelConfig, kv: str, advice: bool) -> None:
+    with pytest.raises(SettingError) as refused:
+        planned(config, GIB, kv=kv, kv_memory_mib=1, context=65536)
+    assert ("--kv int8" in refused.value.message) is advice
+
+
 def test_a_context_beyond_the_training_is_served_with_a_warning(config: ModelConfig, caplog: pytest.LogCaptureFixture) -> None:
     assert planned(config, GIB, context=1000).context == 1000
     assert "beyond the 128" in caplog.text

@@ -39,9 +39,9 @@ def request(body: dict[str, Any], settings: Settings = Settings(batch=4)) -> Req
     return admit(body, settings).requests[0]
 
 
-def refused(body: dict[str, Any] | bytes) -> StrataError:
+def refused(body: dict[str, Any] | bytes, settings: Settings = Settings(batch=4)) -> StrataError:
     with pytest.raises(StrataError) as caught:
-        admit(body)
+        admit(body, settings)
     return caught.value
 
 
@@ -142,6 +142,14 @@ def test_choices_count_up_with_one_seed() -> None:
     ]
     assert len({each.id for each in made.requests}) == 6
     assert refused({"prompt": ["x"] * 5, "n": 64}).param == "n"
+
+
+def test_more_choices_than_slots_and_queue_hold_are_refused_for_good() -> None:
+    """A 503 would send the client into retries that cannot succeed."""
+    settings = Settings(batch=2, queue_size=2)
+    assert len(admit({"n": 4}, settings).requests) == 4
+    error = refused({"n": 5}, settings)
+    assert (error.status, error.param) == (400, "n") and "at most 4" in error.message
 
 
 def test_max_tokens_names_and_defaults() -> None:
