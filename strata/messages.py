@@ -3,14 +3,13 @@
 A request's way: the server makes a ``Request``; the slot machine cuts it into ``Window``s and gives them to an ``Engine``;
 the engine answers with one ``WindowDone`` (or ``EngineFailed``) per window; the machine turns those into ``RequestEvent``s,
 which the server writes to the client. Everything here is frozen, plain data: no tensors, no sockets, no clock.
-
 Positions count from 0; a token at position p attends to positions 0..p. Times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 Tokens = tuple[int, ...]
@@ -285,7 +284,7 @@ class Failed:
 
     request_id: str
     error: Exception
-    usage: Usage = field(default_factory=lambda: Usage(prompt=0))
+    usage: Usage = Usage(prompt=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,4 +297,4 @@ class Cancelled:
 
 
 Terminal = Finished | Failed | Cancelled
-RequestEvent = Progress | NewTokens | Finished | Failed | Cancelled
+RequestEvent = Progress | NewTokens | Terminal
