@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-import socket
 from pathlib import Path
 
 import pytest
@@ -18,9 +18,12 @@ LONG = 700
 
 @posix
 async def test_a_signal_lets_answers_end_and_takes_nothing_new() -> None:
+    """A request whose body is still on its way keeps the drain open for as long as the test needs."""
     async with launched() as process:
         await process.until_ready()
-        stream = await (await process.stream(some_tokens(5), LONG)).until(1)
+        late, fresh = await Raw.connect(process), await Raw.connect(process)
+        late.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 14\r\n\r\n{")
+        stream = await (await process.stream(some_tokens(5), 300)).until(1)
         process.signal(signal.SIGTERM)
         while (ready := await process.call("GET", "/ready")).status == 200:
             pass
@@ -28,11 +31,32 @@ async def test_a_signal_lets_answers_end_and_takes_nothing_new() -> None:
         new = await process.call("POST", COMPLETIONS, completion(some_tokens(6), 4))
         assert (new.status, (await new.json())["error"]["code"]) == (503, "draining")
         assert int(new.headers["retry-after"]) >= 1
-        assert await process.get("/health") == {"status": "ok"}
+        fresh.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await fresh.rest()).startswith(b"HTTP/1.1 200 "), "a connection that was there already gets its first answer"
         result = await stream.finish()
-        assert (len(result.tokens), result.finish) == (LONG, "length")
+        assert (len(result.tokens), result.finish) == (300, "length")
+        late.write(b'"prompt":"x"}')
+        assert (await late.rest()).startswith(b"HTTP/1.1 503 ")
         assert await process.ended() == 0
     assert process.log[-1].endswith("stopped")
+
+
+class Raw:
+    """A connection on which the test writes what it likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self.write, self._writer = reader, writer.write, writer
+
+    @classmethod
+    async def connect(cls, process: Process) -> Raw:
+        return cls(*await asyncio.open_connection("127.0.0.1", int(process.url.rpartition(":")[2])))
+
+    async def rest(self) -> bytes:
+        """Everything up to the end that the server makes."""
+        try:
+            return await self._reader.read()
+        finally:
+            self._writer.close()
 
 
 async def cut_off(process: Process, prompt: list[int]) -> str:
@@ -77,11 +101,11 @@ async def test_a_signal_while_a_long_prompt_is_read() -> None:
 async def test_idle_connections_do_not_hold_it_up(number: int) -> None:
     async with launched("--drain-timeout-s", "300") as process:
         await process.until_ready()
-        with socket.create_connection(("127.0.0.1", int(process.url.rpartition(":")[2]))) as idle:
-            await process.get("/health")
-            process.signal(number)
-            assert await process.ended() == 0
-            assert idle.recv(1) == b""
+        idle = await Raw.connect(process)
+        await process.get("/health")
+        process.signal(number)
+        assert await process.ended() == 0
+        assert await idle.rest() == b""
 
 
 async def test_a_setting_that_does_not_exist() -> None:

@@ -134,22 +134,16 @@ async def test_a_short_prompt_overtakes_a_long_one() -> None:
 
 async def test_answers_that_end_in_another_order_than_they_began() -> None:
     """M5. Each gets its own tokens."""
-    lengths = (40, 10, 25, 3)
-    ended: list[int] = []
-
-    async def finish(place: int) -> list[int]:
-        result = await streams[place].finish()
-        ended.append(place)
-        return result.tokens
-
-    async with serving() as served:
+    lengths = (45, 10, 27, 2)
+    async with serving(batch_decode_share=0.0) as served:
         tap = served.tap()
         tap.hold()
         streams = [await served.stream(some_tokens(4 + place, place), length) for place, length in enumerate(lengths)]
         await served.until(lambda view: view.running == 4)
         tap.release()
-        answers = await asyncio.gather(*(finish(place) for place in range(4)))
-    assert ended == [3, 1, 2, 0]
+        answers = [(await stream.finish()).tokens for stream in streams]
+    last = {row.request_id: window.id for window in tap.windows for row in window.segments}
+    assert sorted(range(4), key=lambda place: last[streams[place].id + "-0"]) == [3, 1, 2, 0]
     for place, length in enumerate(lengths):
         assert answers[place] == (await cold(some_tokens(4 + place, place), length)).tokens
 
