@@ -59,7 +59,7 @@ class FakeEngine:
         self.windows: deque[Window] = deque()
         self.copies: deque[PageCopy] = deque()
         self.early: dict[tuple[str, int], WindowDone | CopyDone] = {}
-        self.live: dict[int, tuple[str, int]] = {}
+        self.live: dict[int, tuple[str, int, int]] = {}
         self.states: set[tuple[int, int]] = set()
         self.broken: set[tuple[int, str]] = set()
         self.is_trusting = False
@@ -121,6 +121,8 @@ class FakeEngine:
     def _copy(self, copy: PageCopy) -> CopyDone:
         size = self.facts.page_tokens
         if copy.direction == "out":
+            # A state that lives in the seat does not travel with the pages.
+            self.live = {slot: live for slot, live in self.live.items() if live[2] not in copy.pages}
             self.images[copy.host] = [
                 (
                     {place: self.cells[page, place] for place in range(size) if (page, place) in self.cells},
@@ -175,14 +177,14 @@ class FakeEngine:
     def _check_resume(self, segment: Segment) -> None:
         if not self.facts.snapshots or segment.start == 0:
             return
-        is_live = self.live.get(segment.slot) == (segment.request_id, segment.start)
         page = segment.pages[(segment.start - 1) // self.facts.page_tokens]
+        is_live = self.live.get(segment.slot) == (segment.request_id, segment.start, page)
         assert is_live or (page, segment.start) in self.states, f"no state at {segment.start}"
 
     def _snapshots(self, segment: Segment) -> tuple[int, ...]:
         if not self.facts.snapshots:
             return ()
-        self.live[segment.slot] = segment.request_id, segment.end
+        self.live[segment.slot] = segment.request_id, segment.end, segment.pages[(segment.end - 1) // self.facts.page_tokens]
         every = self.snapshot_every
         points = [point for point in range(segment.start + 1, segment.end + 1) if point % every == 0]
         if segment.sampling is not None and len(segment.tokens) > 1:

@@ -119,3 +119,17 @@ def test_a_window_that_is_lost_after_its_request_ended_costs_the_history_only() 
     window = house.engine.lose_window()
     house.send(EngineFailed("stage 0", (window.id,)))
     assert house.states()[0] == "empty" and house.machine.is_idle
+
+
+def test_an_idle_history_never_pushes_a_running_answers_image_out() -> None:
+    house = House(SlotPolicy(slots=3, cache_bytes=12_000), num_pages=20)
+    for name in "abc":
+        house.now += 1
+        house.ask(name, (ord(name),) * 16, max_tokens=40)
+    while house.machine.view(house.now).parked < 2:
+        house.send(house.engine.land_copy() if house.engine.copies else house.engine.land_window())
+    house.cancel("a")
+    house.run()
+    for name in "bc":
+        house.check(name)
+    assert house.engine.prompt_tokens == 48, "nobody's text was read again"

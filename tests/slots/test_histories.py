@@ -174,5 +174,5 @@ class Histories(RuleBasedStateMachine):
             self.names.remove(name)
 
 
-Histories.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
+Histories.TestCase.settings = settings(max_examples=80, stateful_step_count=60)
 TestHistories = Histories.TestCase

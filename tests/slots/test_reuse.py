@@ -190,6 +190,14 @@ def test_a_key_breaks_ties_between_equal_matches() -> None:
     assert house.slot("a again") == house.slot("a")
 
 
+def test_a_longer_prefix_of_somebody_elses_is_borrowed_rather_than_read_again() -> None:
+    house = House()
+    house.chat("short", SYSTEM[:12], placement=Placement(key="mine"))
+    house.chat("long", SYSTEM + ALICE, placement=Placement(key="other"))
+    house.chat("next", SYSTEM + BOB, placement=Placement(key="mine"))
+    assert house.cached("next") == 20 and house.slot("next") not in (house.slot("short"), house.slot("long"))
+
+
 def test_a_side_call_under_the_same_key_is_a_stranger_without_a_match() -> None:
     house = House()
     house.chat("chat", SYSTEM + ALICE, marks=(22,), placement=Placement(key="k"))
