@@ -1,7 +1,8 @@
 """Serve a model from a fresh checkout: python3 tools/serve.py [--wheels DIR] [server flags ...]
 
 Makes .venv, installs what the server needs, fetches SmolLM2-135M-Instruct unless a model is named, and becomes
-`python -m strata.server` with every other flag passed on. Standard library only; later starts need no network.
+`python -m strata.server` with every other flag passed on. Where an NVIDIA driver and GPU are found, and no device is named, it installs
+what they need too and serves on them (--device cpu keeps to the processors). Standard library only; later starts need no network.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import Any
 
+from _gpu import find_extra
 from _model import ensure_model, model_path
 from _venv import ROOT, Problem, Venv, require_python, say
 
@@ -20,14 +23,16 @@ def main(arguments: list[str]) -> int:
     own, flags = parser.parse_known_args(arguments)
     try:
         require_python()
-        wanted = asked_for(flags)
-        if wanted is None:
+        loaded = asked_for(flags)
+        if loaded is None:
             return 0
         venv = Venv()
-        venv.ensure(wheels=own.wheels)
-        if wanted in ("", os.path.abspath(model_path(ROOT))):
+        extras, flags = choose_device(loaded, flags)
+        flags = install(venv, extras, own.wheels, loaded, flags)
+        model = os.path.abspath(loaded.settings.model) if loaded.settings.model else ""
+        if model in ("", os.path.abspath(model_path(ROOT))):
             path = ensure_model(venv, own.wheels)
-            flags = flags if wanted else ["--model", str(path), *flags]
+            flags = flags if model else ["--model", str(path), *flags]
         return venv.run(["-m", "strata.server", *flags])
     except Problem as problem:
         say(f"error: {problem}")
@@ -36,8 +41,8 @@ def main(arguments: list[str]) -> int:
         return 130
 
 
-def asked_for(flags: list[str]) -> str | None:
-    """The model that flags, environment or config name; "" where none does, None where only help was asked for.
+def asked_for(flags: list[str]) -> Any:
+    """The settings (strata.config.Loaded) that flags, environment and config make; None where only help was asked for.
 
     The settings table itself answers: it needs nothing but the standard library, and a mistyped flag is told before
     anything is fetched.
@@ -53,7 +58,46 @@ def asked_for(flags: list[str]) -> str | None:
     if loaded.mode == "help":
         print(f"{__doc__}\nThe server's flags:\n\n{help_text()}")
         return None
-    return os.path.abspath(loaded.settings.model) if loaded.settings.model else ""
+    return loaded
+
+
+def choose_device(loaded: Any, flags: list[str]) -> tuple[tuple[str, ...], list[str]]:
+    """The extras to install, and the flags: with GPUs added where there are some and nothing says otherwise. Says what was found.
+
+    Raises Problem where GPUs were asked for and there are none.
+    """
+    settings = loaded.settings
+    if not is_asked(loaded):
+        extra, found = find_extra() if settings.kv != "f32" else (None, "")
+        if extra:
+            say(f"{found}, --device cuda (--device cpu keeps to the processors)")
+            return (extra,), ["--device", "cuda", *flags]
+        return (), flags
+    if settings.device != "cuda":
+        return (), flags
+    extra, found = find_extra()
+    if extra is None:
+        raise Problem(f"--device cuda: {found}; use --device cpu")
+    say(found)
+    return (extra,), flags
+
+
+def is_asked(loaded: Any) -> bool:
+    """Whether a device was named, anywhere."""
+    return any(loaded.origins[name] != "default" for name in ("device", "devices"))
+
+
+def install(venv: Venv, extras: tuple[str, ...], wheels: str | None, loaded: Any, flags: list[str]) -> list[str]:
+    """Install what is wanted; the flags to serve with. Packages for GPUs that nobody asked for are no reason not to serve."""
+    try:
+        venv.ensure(extras=extras, wheels=wheels)
+        return flags
+    except Problem as problem:
+        if not extras or is_asked(loaded):
+            raise
+        say(f"no packages for the GPU ({problem}); going on with the processors")
+    venv.ensure(wheels=wheels)
+    return flags[2:]
 
 
 if __name__ == "__main__":

@@ -68,16 +68,16 @@ class Checkout:
 
 
 def offline(**variables: str) -> dict[str, str]:
-    """This process's environment without the settings of pip and Strata, and without a network for pip."""
+    """This process's environment without the settings of pip and Strata, without GPUs, and without a network for pip."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "STRATA_", "PYTHON"))}
-    return {**kept, "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, **variables}
+    return {**kept, "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "CUDA_VISIBLE_DEVICES": "-1", **variables}
 
 
 def make_checkout(folder: Path) -> Checkout:
     """The checkout as cloned: no environment, no model."""
     root, wheels = folder / "checkout", folder / "wheels"
     (root / "tools").mkdir(parents=True)
-    for name in ("serve.py", "test.py", "_venv.py", "_model.py"):
+    for name in ("serve.py", "test.py", "_venv.py", "_model.py", "_gpu.py"):
         shutil.copy(ROOT / "tools" / name, root / "tools" / name)
     (root / "setup.cfg").write_text(SETUP, encoding="utf-8")
     (root / "pytest.py").write_text("import sys, tinytest\nprint('tested', *sys.argv[1:])\nsys.exit(5)\n", encoding="utf-8")
