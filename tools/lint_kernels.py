@@ -30,6 +30,8 @@ from strata.weights.layouts import LAYOUTS  # noqa: E402
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 HEADS = (64, 96, 128, 256)
+# Layouts of attn_q with attn_k, and of attn_v, as common mixes have them: IQ3_S and IQ3_M twice, Q4_K_M, Q5_K_M, IQ4_XS.
+MIXED = (("packed3", "super4"), ("odd4", "super4"), ("super4", "super8"), ("affine_super8", "super8"), ("super8", "affine_super8"))
 LIMITS = {"matvec<packed3, 1>": 130.0, "matvec<odd4, 1>": 46.0, "matvec<super4, 1>": 46.0, "matvec<flat4, 1>": 46.0}
 LIMITS_ARCH = "sm_90"
 DOCUMENT = ROOT / "docs" / "KERNELS.md"
@@ -47,10 +49,14 @@ class Facts:
 
 
 def instances() -> dict[str, list[str]]:
-    """stem -> every instance that a model can need."""
+    """stem -> every instance that a model of one layout can need, and those of common mixes."""
     integer = [name for name in LAYOUTS if name != "half"]
     few = [f"matvec{end}<{layout}, {columns}>" for end in ("", "_swiglu") for layout in integer for columns in (1, 2, 4, 8)]
     many = [f"matmul{end}<{layout}, {tiles}>" for end in ("", "_swiglu") for layout in LAYOUTS for tiles in (1, 2, 3, 4)]
+    few += [f"matvec_parts<{q}, {v}, none, {columns}>" for q, v in MIXED for columns in (1, 2, 4, 8)]
+    few += [f"matvec_swiglu_parts<{q}, {v}, {columns}>" for q, v in MIXED[:1] for columns in (1, 2, 4, 8)]
+    many += [f"matmul_parts<{q}, {v}, none, {tiles}>" for q, v in MIXED for tiles in (1, 2, 3, 4)]
+    many += [f"matmul_swiglu_parts<{q}, {v}, {tiles}>" for q, v in MIXED[:1] for tiles in (1, 2, 3, 4)]
     return {
         "matvec": few,
         "matmul": many,
@@ -59,7 +65,6 @@ def instances() -> dict[str, list[str]]:
         "rms_norm": ["rms_norm<false>", "rms_norm<true>"],
         "embed": [f"embed<{layout}>" for layout in LAYOUTS],
         "sample": ["sample", "logprobs"],
-        "swiglu": ["swiglu"],
         "add": ["add"],
         "intrinsics": ["intrinsics"],
     }

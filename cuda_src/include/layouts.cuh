@@ -195,8 +195,15 @@ struct half {
   struct Codes { static constexpr int GRID = 1; };
 };
 
+// The place of a layout that is not there, in kernels that take several.
+struct none {
+  struct Codes { static constexpr int GRID = 1; };
+};
+template <class L> constexpr bool PRESENT = true;
+template <> constexpr bool PRESENT<none> = false;
+
 // Copies packed3's table to shared memory; every thread of the block takes part. For other layouts it does nothing.
-template <class L> __device__ __forceinline__ const u32* load_grid(const u32* from, u32 (&to)[L::Codes::GRID]) {
+template <class L> __device__ __forceinline__ const u32* load_grid(const u32* from, u32* to) {
   if (L::Codes::GRID > 1) {
     for (int i = threadIdx.x; i < L::Codes::GRID; i += blockDim.x) to[i] = from[i];
     __syncthreads();

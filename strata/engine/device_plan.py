@@ -75,14 +75,15 @@ def window_sizes(chunk: int, slots: int, context: int) -> WindowSizes:
 
 
 def work_bytes(config: ModelConfig, sizes: WindowSizes, is_last: bool) -> int:
-    """Bytes of kernel_ops.Workspace and, on the last stage, of what tokens are picked in; not the metadata of a window."""
+    """Bytes of kernel_ops.Workspace, of a window's metadata and, on the last stage, of what tokens are picked in."""
     heads, dim = config.num_heads * config.head_dim, config.head_dim
-    floats = 2 * config.width + heads + 2 * config.num_kv_heads * dim + 2 * config.ffn_width
+    floats = 2 * config.width + heads + 2 * config.num_kv_heads * dim
     codes = sum(padded(columns) * 5 // 4 for columns in (config.width, heads, config.ffn_width))
     row = 4 * (floats + 1) + codes + heads + 4 * heads // scale_group(dim)
     splits = 4 * sizes.decode_rows * config.num_heads * num_splits(sizes.context) * (config.head_dim + 2)
     ends = 4 * HEAD_ROWS * config.vocab_size + (room_bytes(HEAD_ROWS, config.vocab_size) if is_last else 0)
-    return sizes.rows * row + splits + ends
+    metadata = 4 * (sizes.rows * (4 + dim) + ROW_BUCKETS[-1] * (sizes.context // PAGE_TOKENS + 5))
+    return sizes.rows * row + splits + metadata + ends
 
 
 def page_bytes(file: GGUFFile, config: ModelConfig, num_layers: int, kv: str) -> int:

@@ -171,7 +171,7 @@ def build_stage(
     space = Workspace(device, config, pages, sizes, stream)
     ends = [matrix for matrix in (weights.embedding, weights.output[1] if weights.output else None) if matrix is not None]
     seconds = device.compile(list(kernels_of(config, weights.layers, ends, sorted({*row_buckets(facts.max_rows), facts.chunk}))))
-    log.info("kernels for %s ready in %.1f s", device.info.name, seconds)
+    log.info("kernels for %s: %.1f s to compile, or to find in the cache", device.info.name, seconds)
     return DeviceStage(KernelOps(device, config, pages, space, stream), weights, rope, facts)
 
 

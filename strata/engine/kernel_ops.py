@@ -1,7 +1,7 @@
 """The operations of the forward pass on a device: fused kernels over buffers that are allocated once.
 
-A dense layer is eight launches: norm, q/k/v, heads into pages, attention, its output, norm, gate and up with SwiGLU, down. (Nine
-or ten where the layouts of q, k, v differ.) Between launches everything stays int8 but the residual stream and the rows of q, k, v.
+A dense layer is eight launches: norm, q/k/v, heads into pages, attention, its output, norm, gate and up with SwiGLU, down, whatever
+formats a file mixes. Between launches everything stays int8 but the residual stream and the rows of q, k, v.
 
 ``Workspace`` holds one window's intermediate results; smaller windows use the first rows of each buffer, so
 a captured graph and the next window share memory and nothing is allocated while windows run.
@@ -26,12 +26,11 @@ from strata.kernels.add import KERNEL as ADD
 from strata.kernels.add import add
 from strata.kernels.attention import SplitSpace, attention, num_splits
 from strata.kernels.embed import embed
-from strata.kernels.matmul import linear, linear_name, linear_swiglu
+from strata.kernels.matmul import linear, linear_name
 from strata.kernels.pages import Pages
+from strata.kernels.parts import linear_parts, linear_swiglu_parts, parts_name, swiglu_parts_name
 from strata.kernels.rms_norm import rms_norm
 from strata.kernels.store_heads import Queries, allocate_queries, store_heads
-from strata.kernels.swiglu import KERNEL as SWIGLU
-from strata.kernels.swiglu import swiglu
 from strata.kernels.tensors import Activations, Matrix, allocate_activations
 
 HEAD_ROWS = 32  # rows of logits computed at once
@@ -63,7 +62,6 @@ class Workspace:
         self.hidden = device.allocate((max_rows, config.width), np.float32)
         self.delta = device.allocate((max_rows, config.width), np.float32)
         self.qkv = device.allocate((max_rows, heads + 2 * kv_heads, dim), np.float32)
-        self.gate_up = device.allocate((max_rows, 2 * config.ffn_width), np.float32)
         self.normed = zeroed(device, max_rows, config.width, stream)
         self.attended = zeroed(device, max_rows, heads * dim, stream)
         self.gated = zeroed(device, max_rows, config.ffn_width, stream)
@@ -98,16 +96,14 @@ class KernelOps:
         delta = space.delta.rows(0, count)
         attended = self._attention(index, layer, rows, self.norm(every, layer.attn_norm, add=index > 0))
         linear(self.device, layer.attn_output, attended, delta, self.stream)
-        gated = self._gate(layer, self.norm(every, layer.ffn_norm, add=True), space.gated.rows(0, count))
+        gated = space.gated.rows(0, count)
+        linear_swiglu_parts(self.device, layer.gate_up, self.norm(every, layer.ffn_norm, add=True), gated, self.stream)
         linear(self.device, layer.down, gated, delta, self.stream)
 
     def _attention(self, index: int, layer: DeviceLayer, rows: WindowRows, x: Activations) -> Activations:
         space, count, device, stream = self.space, rows.count, self.device, self.stream
         qkv = space.qkv.rows(0, count)
-        first = 0
-        for matrix in layer.qkv:
-            linear(device, matrix, x, qkv.view((count, qkv.size // count)), stream, first)
-            first += matrix.rows
+        linear_parts(device, layer.qkv, x, qkv.view((count, qkv.size // count)), stream)
         queries = Queries(space.queries.codes.rows(0, count), space.queries.scales.rows(0, count))
         store_heads(device, qkv, rows.turns, layer.norms, rows.places, index, self.pages, queries, stream)
         attended = space.attended.rows(0, count)
@@ -122,16 +118,6 @@ class KernelOps:
         room, heads, _, values = whole.partial.shape
         return SplitSpace(whole.partial.view((room, heads, num_splits(rows.context), values)), whole.arrived)
 
-    def _gate(self, layer: DeviceLayer, x: Activations, out: Activations) -> Activations:
-        if len(layer.gate_up) == 1:
-            linear_swiglu(self.device, layer.gate_up[0], x, out, self.stream)
-            return out
-        gate_up = self.space.gate_up.rows(0, x.count)
-        linear(self.device, layer.gate_up[0], x, gate_up, self.stream)
-        linear(self.device, layer.gate_up[1], x, gate_up, self.stream, first=self.config.ffn_width)
-        swiglu(self.device, gate_up, out, self.stream)
-        return out
-
     def finish(self, rows: WindowRows) -> None:
         """The residual stream as the next stage takes it: the last product's result added."""
         add(self.device, self.space.hidden.rows(0, rows.count), self.space.delta.rows(0, rows.count), self.stream)
@@ -145,14 +131,19 @@ class KernelOps:
 
 def kernels_of(config: ModelConfig, layers: Sequence[DeviceLayer], ends: Sequence[Matrix], counts: Sequence[int]) -> Iterator[KernelName]:
     """Every kernel that windows of ``counts`` rows and prompts can need, to be compiled before the first window."""
-    yield from (norm_kernel.PLAIN, norm_kernel.ADDED, ADD, SWIGLU, heads_kernel.kernel_name(config.head_dim))
+    yield from (norm_kernel.PLAIN, norm_kernel.ADDED, ADD, heads_kernel.kernel_name(config.head_dim))
     for prompt in (False, True):
         yield attention_kernel.kernel_name(config.head_dim, config.group, prompt)
     for matrix in ends:
         yield embed_kernel.kernel_name(matrix.layout)
-    plain = {m.layout for layer in layers for m in (*layer.qkv, layer.attn_output, layer.down, *layer.gate_up[1:])}
-    plain |= {matrix.layout for matrix in ends}
+    plain = {matrix.layout for layer in layers for matrix in (layer.attn_output, layer.down)} | {matrix.layout for matrix in ends}
+    qkv, gate_up = ({tuple(m.layout for m in getattr(layer, name)) for layer in layers} for name in ("qkv", "gate_up"))
+    plain |= {layouts[0] for layouts in qkv if len(layouts) == 1}
     for count in counts:
         yield from (linear_name(layout, count) for layout in sorted(plain))
-        for layout in sorted({layer.gate_up[0].layout for layer in layers}):
-            yield linear_name(layout, count, swiglu=True)
+        yield from (parts_name(layouts, count) for layouts in sorted(qkv) if len(layouts) > 1)
+        for layouts in sorted(gate_up):
+            if len(layouts) == 1:
+                yield linear_name(layouts[0], count, swiglu=True)
+            else:
+                yield swiglu_parts_name(layouts[0], layouts[1], count)

@@ -1,13 +1,14 @@
 """A stage's weights on a device: every tensor recoded once, joined where one launch can serve several.
 
-q, k, v become one matrix where their layouts agree, else neighbours that write parts of the same rows. gate and up have their rows
-in turn where their layouts agree, so that their product ends with SwiGLU. q and k rows are reordered so that RoPE pairs are neighbours.
+Neighbours among q, k, v become one matrix where their layouts agree; gate and up then have their rows in turn. What does not
+agree stays apart, for the kernels that take several (kernels/parts.py). q and k rows are reordered so that RoPE pairs are neighbours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,19 @@ class DeviceLayer:
     @property
     def matrices(self) -> tuple[Matrix, ...]:
         return (*self.qkv, self.attn_output, *self.gate_up, self.down)
+
+
+Part = tuple[Recoded, Floats | None]
+"""A tensor with its bias."""
+
+
+def has_bias(parts: Sequence[Part]) -> bool:
+    return any(bias is not None for _, bias in parts)
+
+
+def filled_biases(parts: Sequence[Part]) -> list[Floats]:
+    """Their biases, zeros for those without."""
+    return [np.zeros(part.rows, np.float32) if bias is None else bias for part, bias in parts]
 
 
 class WeightLoader:
@@ -95,17 +109,20 @@ class WeightLoader:
     def _put(self, tensor: Recoded, bias: Floats | None) -> Matrix:
         return put_matrix(self._device, tensor, self._grid, self._stream, bias)
 
-    def joined(self, names: Sequence[str], in_turn: bool = False) -> tuple[Matrix, ...]:
-        """One matrix of the tensors' rows (one after the other, or row by row in turn), or one each where their layouts differ."""
-        parts = [self.recoded(name) for name in names]
-        biases = [self._bias(name) for name in names]
-        if any((part.layout, part.unit) != (parts[0].layout, parts[0].unit) for part in parts):
-            return tuple(self._put(part, bias) for part, bias in zip(parts, biases))
-        bias = None
-        if any(one is not None for one in biases):
-            filled = [np.zeros(part.rows, np.float32) if one is None else one for part, one in zip(parts, biases)]
-            bias = np.stack(filled, axis=1).reshape(-1) if in_turn else np.concatenate(filled)
-        return (self._put(rows_in_turn(*parts) if in_turn else join(parts), bias),)
+    def joined(self, names: Sequence[str]) -> tuple[Matrix, ...]:
+        """The tensors' rows one after the other, neighbours of one layout in one matrix."""
+        parts = [(self.recoded(name), self._bias(name)) for name in names]
+        groups = [list(group) for _, group in groupby(parts, lambda part: (part[0].layout, part[0].unit))]
+        biases = [np.concatenate(filled_biases(group)) if has_bias(group) else None for group in groups]
+        return tuple(self._put(join([part for part, _ in group]), bias) for group, bias in zip(groups, biases))
+
+    def in_turn(self, first: str, second: str) -> tuple[Matrix, ...]:
+        """The rows of both in turn, or one matrix each where their layouts differ."""
+        parts = [(self.recoded(name), self._bias(name)) for name in (first, second)]
+        (one, _), (other, _) = parts
+        if (one.layout, one.unit) != (other.layout, other.unit):
+            return tuple(self._put(part, bias) for part, bias in parts)
+        return (self._put(rows_in_turn(one, other), np.stack(filled_biases(parts), axis=1).reshape(-1) if has_bias(parts) else None),)
 
     def layer(self, index: int) -> DeviceLayer:
         at = f"blk.{index}."
@@ -115,7 +132,7 @@ class WeightLoader:
             norms=self._head_norms(at),
             attn_output=self.matrix(at + "attn_output.weight"),
             ffn_norm=self.norm(at + "ffn_norm.weight"),
-            gate_up=self.joined([at + "ffn_gate.weight", at + "ffn_up.weight"], in_turn=True),
+            gate_up=self.in_turn(at + "ffn_gate.weight", at + "ffn_up.weight"),
             down=self.matrix(at + "ffn_down.weight"),
         )
 

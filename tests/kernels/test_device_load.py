@@ -80,7 +80,7 @@ def test_memory_for_keys_and_values_that_is_not_there_is_refused(opened):
 
 
 def test_a_plan_is_what_a_stage_allocates(opened):
-    """But for what the plan leaves to the reserve: the metadata of windows."""
+    """But for the graphs, and some roundings."""
     if find_compiler() is None:
         pytest.skip("no C++ compiler (g++ or clang++) found")
     spans, devices = [range(1), range(1, 4)], [EmulatedDevice() for _ in range(2)]

@@ -119,6 +119,17 @@ def test_a_decode_window_is_eight_launches_a_layer_and_replays_allocate_nothing(
         assert len(model.graphs) == 1 and device.num_launches == launches and device.memory().free == free
 
 
+@pytest.mark.skipif(ON_GPU, reason="only the emulated device counts launches")
+def test_a_file_of_mixed_formats_takes_no_more_launches(tmp_path, rng):
+    """q, k, v and gate, up of five layouts; decode windows of few rows and of many."""
+    write_mixed(tmp_path / "mixed.gguf", rng)
+    with DeviceStages(tmp_path / "mixed.gguf") as stages:
+        for count in (1, 2):
+            before = stages.devices[0].num_launches
+            stages.step(*((5, 0, pages_for(1, first=slot)) for slot in range(count)))
+            assert stages.devices[0].num_launches - before == 8 * 2 + 1 + 2
+
+
 def test_logits_are_computed_for_wanted_rows_alone(tiny):
     tokens, pages = random_ids(9, 5), pages_for(1)
     every = tiny.read(tokens, pages)
