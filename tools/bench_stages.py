@@ -19,12 +19,10 @@ import argparse
 import asyncio
 import json
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,42 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from strata.config import Settings  # noqa: E402
 from strata.engine.load import load_engine  # noqa: E402
 from strata.engine.pipeline import Pipeline  # noqa: E402
-from strata.engine.split import balance  # noqa: E402
-from strata.messages import EngineEvent, NewTokens, Request, RequestEvent, Sampling, Terminal, Window, WindowDone  # noqa: E402
+from strata.messages import EngineEvent, Request, RequestEvent, Sampling, Window, WindowDone  # noqa: E402
 from strata.slots import SlotMachine, SlotManager, SlotPolicy  # noqa: E402
-from strata.slots.grouping import line, turn  # noqa: E402
 from strata.weights.gguf import GGUFFile  # noqa: E402
-from tools._simulation import Costs, World  # noqa: E402
-
-PROMPT = 16
-Times = tuple[float, ...]
-
-
-@dataclass
-class Arm:
-    """One way to run ``streams`` answers. ``groups`` 0: auto. ``rates``: tokens/s by round; ``windows``: (rows, seconds by stage)."""
-
-    name: str
-    stages: int
-    groups: int
-    streams: int
-    rates: list[float] = field(default_factory=list)
-    windows: list[tuple[int, Times]] = field(default_factory=list)
-    used: list[int] = field(default_factory=list)
-
-    @property
-    def rate(self) -> float:
-        return statistics.median(self.rates)
-
-    def times(self, rows: int) -> Times:
-        """Median seconds of each stage for windows of ``rows`` rows."""
-        return tuple(statistics.median(stage) for stage in zip(*(times for count, times in self.windows if count == rows)))
-
-    @property
-    def measured(self) -> dict[int, Times]:
-        """``times`` of every number of rows that came often enough."""
-        counts = [rows for rows, _ in self.windows]
-        return {rows: self.times(rows) for rows in sorted(set(counts)) if counts.count(rows) >= 3}
+from tools._stages import PROMPT, Arm, Meter, Times, formula, simulated, suggest  # noqa: E402
 
 
 class Watched:
@@ -100,32 +66,6 @@ class Watched:
         """A manager's end is not the engine's."""
 
 
-class Meter:
-    """Counts tokens while all of ``streams`` answers decode; ``now`` is the clock."""
-
-    def __init__(self, streams: int, now: Callable[[], float]) -> None:
-        self._started: set[str] = set()
-        self._streams, self._now = streams, now
-        self._begin = self._end = 0.0
-        self._tokens = 0
-        self.left = streams
-
-    def take(self, event: RequestEvent) -> None:
-        if isinstance(event, NewTokens):
-            if len(self._started) == self._streams and not self._end:
-                self._tokens += len(event.tokens)
-            self._started.add(event.request_id)
-            if len(self._started) == self._streams and not self._begin:
-                self._begin = self._now()
-        elif isinstance(event, Terminal):
-            self._end = self._end or self._now()
-            self.left -= 1
-
-    @property
-    def rate(self) -> float:
-        return self._tokens / (self._end - self._begin)
-
-
 async def one_round(arm: Arm, engine: Watched, manager: SlotManager, tokens: int, rng: random.Random) -> None:
     """All streams at once, to their end."""
     manager.start(asyncio.get_running_loop())
@@ -144,49 +84,6 @@ async def one_round(arm: Arm, engine: Watched, manager: SlotManager, tokens: int
     arm.rates.append(meter.rate)
     arm.windows += engine.windows
     arm.used.append(manager.view().groups)
-
-
-# ---------------------------------------------------------------- predictions
-
-
-def formula(windows: Sequence[Times], rows: int, between: float) -> float:
-    return rows / turn(windows, between)
-
-
-@dataclass(frozen=True)
-class MeasuredCosts(Costs):
-    """Costs of every stage by the number of rows, read off a line between those measured."""
-
-    measured: tuple[tuple[int, Times], ...] = ()
-
-    def stage_seconds(self, window: Window, stage: int) -> float:
-        if window.kind != "decode":
-            return 0.001
-        rows = len(window.segments)
-        exact = dict(self.measured)
-        if rows in exact or len(exact) < 2:
-            return exact.get(rows, self.measured[0][1])[stage]
-        return line([count for count, _ in self.measured], [times[stage] for _, times in self.measured], rows)
-
-
-def simulated(arm: Arm, engine: Watched, measured: dict[int, Times], between: float) -> float:
-    """Tokens/s of the slot machine in the virtual world."""
-    costs = MeasuredCosts(0.0, 0.0, measured=tuple(sorted(measured.items())))
-    world = World(engine.facts, SlotPolicy(slots=arm.streams, groups=arm.groups), costs)
-    meter = Meter(arm.streams, lambda: world.clock.now)
-    tell = world._tell
-
-    def overhear(event: RequestEvent) -> None:
-        meter.take(event)
-        tell(event)
-
-    world._tell = overhear  # type: ignore[method-assign]
-    done = world.stages.done
-    world.stages.done = lambda window: world.clock.after(between, lambda: done(window))
-    for number in range(arm.streams):
-        world.ask(Request(f"{number}", (number,) * PROMPT, 400, Sampling()), lambda place: 0, lambda outcome: None)
-    world.clock.run()
-    return meter.rate
 
 
 # ---------------------------------------------------------------- the run
@@ -259,23 +156,14 @@ def report(options: argparse.Namespace, arms: Sequence[Arm], by_stages: dict[int
             own, alone = predictions[arm.name]
             values.append(" + ".join(f"{1e3 * seconds:.1f}" for seconds in own[0]))
             figures = [formula(own, rows, between), formula(alone, rows, between)]
-            figures.append(simulated(arm, by_stages[arm.stages], arm.measured, between))
+            figures.append(simulated(arm, by_stages[arm.stages].facts, arm.measured, between))
         else:
             values += [f"groups: {', '.join(map(str, arm.used))}", "", "", "", ""]
-            figures = [simulated(arm, by_stages[arm.stages], {**joined.measured, **grouped.measured}, between)]
+            figures = [simulated(arm, by_stages[arm.stages].facts, {**joined.measured, **grouped.measured}, between)]
         values += [text for figure in figures for text in (f"{figure:.1f}", f"{100 * (figure / arm.rate - 1):+.0f} %")]
         print(f"| {arm.name} | " + " | ".join(values) + " |")
         out[arm.name] = {"tokens_s": round(arm.rate, 1), "predicted": [round(figure, 1) for figure in figures]}
     return out
-
-
-def suggest(times: Times, spans: Sequence[int]) -> str:
-    """The cut that the measured stage times ask for, if a layer costs the same wherever it lies."""
-    layers = [seconds / count for seconds, count in zip(times, spans)]
-    layer = min(layers)
-    last = max(0.0, times[-1] - layer * spans[-1])
-    cut = balance([layer] * sum(spans), last, [1.0] * len(spans))
-    return ",".join(str(span.start) for span in (cut or [])[1:])
 
 
 def main(argv: list[str]) -> int:

@@ -23,7 +23,8 @@ from strata.errors import SettingError
 class SlotPolicy:
     """The settings the machine obeys. Seconds, tokens, bytes.
 
-    ``groups`` 0: ``choose_groups`` at the start, then grouping.py. ``chunk`` 0: the engine's default. ``queue_timeout`` 0: no limit. ``expire_s`` 0: off.
+    ``groups`` 0: ``choose_groups``, and while running grouping.py. ``chunk`` 0: the engine's default. ``queue_timeout`` 0: no limit.
+    ``expire_s`` 0: off.
     ``cache_bytes``: host memory for parked conversations; nothing is parked while less than ``host_floor`` bytes of host memory are free.
     """
 

@@ -8,7 +8,8 @@ import pytest
 
 from strata.messages import Finished, NewTokens, Usage
 from tests.e2e.serving import TINY
-from tools.bench_stages import Arm, Meter, formula, main, suggest
+from tools._stages import Arm, Meter, formula, suggest
+from tools.bench_stages import main
 
 
 def test_every_arm_is_measured_and_predicted(capsys: pytest.CaptureFixture[str]) -> None:
