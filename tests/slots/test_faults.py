@@ -122,7 +122,7 @@ def test_a_window_that_is_lost_after_its_request_ended_costs_the_history_only() 
 
 
 def test_an_idle_history_never_pushes_a_running_answers_image_out() -> None:
-    house = House(SlotPolicy(slots=3, cache_bytes=12_000), num_pages=20)
+    house = House(SlotPolicy(slots=3, cache_bytes=22_000), num_pages=20)
     for name in "abc":
         house.now += 1
         house.ask(name, (ord(name),) * 16, max_tokens=40)
