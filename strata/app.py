@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, cast
@@ -224,6 +225,7 @@ async def _serve(settings: Settings) -> None:
         await server.stop(0)
     await stopping
     again.cancel()
+    signals.ignore()
     log.info("stopped")
 
 
@@ -232,8 +234,9 @@ class Signals:
 
     def __init__(self) -> None:
         self._arrived: asyncio.Queue[int] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, getattr(signal, "SIGBREAK", signal.SIGTERM)):
+        self._loop = loop = asyncio.get_running_loop()
+        self._numbers = (signal.SIGINT, getattr(signal, "SIGBREAK", signal.SIGTERM))
+        for number in self._numbers:
             try:
                 loop.add_signal_handler(number, self._arrived.put_nowait, number)
             except NotImplementedError:  # the loops of Windows
@@ -241,3 +244,10 @@ class Signals:
 
     async def wait(self) -> None:
         await self._arrived.get()
+
+    def ignore(self) -> None:
+        """For the last moments of the process: one signal too many must not turn a clean end into another exit status."""
+        for number in self._numbers:
+            with suppress(NotImplementedError):
+                self._loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,48 @@
+"""Signals before there is a loop that could take them, and after there was one."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.e2e.process import launched
+
+posix = pytest.mark.skipif(os.name == "nt", reason="Windows ends a process without a signal")
+# Interrupts its own process at the first import of a module.
+AT_IMPORT = """
+import os, signal, sys
+class Interrupt:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt)
+"""
+
+
+@posix
+@pytest.mark.parametrize("name", ["strata.config", "strata.app", "strata.slots"])
+async def test_ctrl_c_among_the_imports_ends_it_without_a_word(name: str) -> None:
+    async with launched(before=AT_IMPORT.format(name=name)) as process:
+        assert await process.ended() == -signal.SIGINT
+    assert process.log == []
+
+
+# The server's last line comes before its process has ended. asyncio's own loop, because it leaves signals to the system then;
+# uvloop does so a moment later, when no test can come in between.
+AT_THE_END = """
+import atexit, os, signal, sys
+sys.modules["uvloop"] = None
+atexit.register(lambda: (os.kill(os.getpid(), signal.SIGTERM), os.kill(os.getpid(), signal.SIGINT)))
+"""
+
+
+@posix
+async def test_one_signal_too_many_changes_nothing() -> None:
+    async with launched(before=AT_THE_END) as process:
+        await process.until_ready()
+        process.signal(signal.SIGTERM)
+        assert await process.ended() == 0
+    assert process.log[-1].endswith("stopped")
