@@ -9,7 +9,10 @@
 // One launch at a time per process: the state below is global, and the Python side holds a lock.
 #pragma once
 
-#ifndef __x86_64__
+// STRATA_UCONTEXT: switch by the system's calls also where this file knows the machine (about 100 times slower; for the tests).
+#if defined(__x86_64__) && !defined(STRATA_UCONTEXT)
+#define STRATA_OWN_SWITCH
+#else
 #include <ucontext.h>
 #endif
 #include <stdio.h>
@@ -27,7 +30,7 @@ enum Wait { RUNNING, DONE, BLOCK_BARRIER, SYNC, SHUFFLE, REDUCE, MMA };
 static const char* const WAIT_NAMES[] = {"running", "done", "a block barrier", "__syncwarp", "a shuffle", "a warp reduction", "mma"};
 
 struct Fiber {
-#ifdef __x86_64__
+#ifdef STRATA_OWN_SWITCH
   void* stack_pointer;
 #else
   ucontext_t context;
@@ -70,7 +73,7 @@ template <class T> static inline T& shared() {
   return *reinterpret_cast<T*>(shared_memory);
 }
 
-#ifdef __x86_64__
+#ifdef STRATA_OWN_SWITCH
 // Saves what the compiler is not told to save itself (everything is clobbered but rbp and rbx) and resumes another stack.
 static inline __attribute__((always_inline)) void switch_to(Fiber* from, Fiber* to) {
   void** save = &from->stack_pointer;

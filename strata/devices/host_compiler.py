@@ -41,9 +41,12 @@ def machine_options() -> tuple[str, ...]:
 
 
 class HostCompiler:
-    """Turns kernel names into shared libraries in ``cache``. Raises CompileError where no compiler is installed."""
+    """Turns kernel names into shared libraries in ``cache``. Raises CompileError where no compiler is installed.
 
-    def __init__(self, cache: Path, *, sanitize: bool = False) -> None:
+    ``sanitize``: with AddressSanitizer. ``ucontext``: fibers by the system's calls, as on machines that fibers.cuh does not know.
+    """
+
+    def __init__(self, cache: Path, *, sanitize: bool = False, ucontext: bool = False) -> None:
         found = find_compiler()
         if found is None:
             raise CompileError("the emulated device needs a C++17 compiler (g++ or clang++, or CXX); none was found")
@@ -53,7 +56,7 @@ class HostCompiler:
         self._options = (
             *optimise, "-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing",
             "-Wall", "-Wno-unused-function", "-Wno-unused-variable", "-Wno-unknown-pragmas",
-            "-DSTRATA_HOST", *machine_options(),
+            "-DSTRATA_HOST", *(("-DSTRATA_UCONTEXT",) if ucontext else ()), *machine_options(),
             "-Wframe-larger-than=16384",  # half a fiber's stack: an overflow would run into the next fiber's
         )
         self._version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]

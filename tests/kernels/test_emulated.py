@@ -1,6 +1,7 @@
 """The emulated device itself: it must find the mistakes it is made for."""
 
 import gc
+import os
 import shutil
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from strata.devices import source
 from strata.devices.base import Buffer, CompileError, DeviceError, KernelName, Launch
 from strata.devices.emulated import EmulatedDevice
+from strata.kernels.intrinsics import intrinsics
 
 pytestmark = pytest.mark.cxx
 
@@ -197,3 +199,21 @@ def test_compiler_messages_name_the_real_file_and_line(lab, folder):
     line = FAULTY.count("\n") + 2
     with pytest.raises(CompileError, match=rf"lab.cu:{line}:.*undeclared_name"):
         lab().compile([KernelName("lab", "misspelt")])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no ucontext")
+@pytest.mark.parametrize("descending", [False, True])
+def test_the_systems_own_stack_switches_give_the_same_bits(rng, descending):
+    """The way of machines that fibers.cuh has no switch of its own for."""
+    words, results = rng.integers(0, 2**32, (32, 8), dtype=np.uint32), []
+    words[:, :2] &= 0x3FFF3FFF  # no NaN: its payload may differ
+    for ucontext in (False, True):
+        device = EmulatedDevice(ucontext=ucontext, descending=descending)
+        stream, got = device.stream(), np.zeros((32, 24), np.uint32)
+        given, out = device.allocate(words.shape, np.uint32), device.allocate(got.shape, np.uint32)
+        device.upload(given, words, stream)
+        intrinsics(device, given, out, stream)
+        device.download(got, out, stream)
+        stream.synchronize()
+        results.append(got)
+    np.testing.assert_array_equal(*results)
