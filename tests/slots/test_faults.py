@@ -133,3 +133,17 @@ def test_an_idle_history_never_pushes_a_running_answers_image_out() -> None:
     for name in "bc":
         house.check(name)
     assert house.engine.prompt_tokens == 48, "nobody's text was read again"
+
+
+def test_an_image_that_is_ready_after_its_request_was_cancelled_obeys_the_limit() -> None:
+    house = House(SlotPolicy(slots=2, cache_bytes=3000), num_pages=20)
+    for name in "ab":
+        house.now += 1
+        house.ask(name, (ord(name),) * 8, max_tokens=40)
+    while not house.engine.copies:
+        house.land()
+    house.cancel("b")
+    house.send(house.engine.land_copy())
+    assert house.machine.view(house.now).parked_bytes == 0
+    house.run()
+    house.check("a")

@@ -261,6 +261,19 @@ def test_a_recurrent_model_resumes_only_where_a_snapshot_is() -> None:
     assert house.cached("bob") == 16, "a borrower gets full pages up to a snapshot"
 
 
+def test_snapshots_at_turn_boundaries_and_every_16384_tokens() -> None:
+    house = House(
+        SlotPolicy(slots=3), snapshots=True, snapshot_every=16_384, num_pages=1200, page_tokens=64, context=40_000, chunk=2048, prompt_grid=128,
+    )
+    house.engine.is_trusting = True
+    system = tuple(token % 997 for token in range(20_000))
+    answer = house.chat("alice", system + ALICE, marks=(20_002,))
+    house.chat("bob", system + BOB, marks=(20_002,))
+    assert house.cached("bob") == 16_384 and house.slot("bob") != house.slot("alice")
+    house.chat("alice 2", system + ALICE + tuple(answer) + (9, 9), marks=(20_009,))
+    assert house.cached("alice 2") == 20_003 and house.slot("alice 2") == house.slot("alice")
+
+
 def test_a_snapshot_inside_a_page_that_was_lent_cannot_be_resumed() -> None:
     house = House(snapshots=True, snapshot_every=8)
     prompt = SYSTEM + ALICE
