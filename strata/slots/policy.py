@@ -84,7 +84,8 @@ def pick_slot(seats: Sequence[Seat], groups: int, *, now: float, low_first: bool
     empty = [number for number in free if not seats[number].held]
     if empty:
         return min(empty, key=lambda number: seats[number].used)
-    return min(free, key=lambda number: eviction_key(seats[number].held, seats[number].used, now, expire_s))
+    # Without the third key: among seats, histories of one length are a tie.
+    return min(free, key=lambda number: eviction_key(seats[number].held, seats[number].used, now, expire_s)[:2])
 
 
 def _pick_pipelined(seats: Sequence[Seat], free: Sequence[int], groups: int, low_first: bool) -> int:

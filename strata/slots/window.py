@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata.errors import SettingError
-from strata.messages import EngineFacts, Sampling, Segment, Tokens, Window, WindowDone
+from strata.messages import EngineFacts, Sampling, Segment, SegmentResult, Tokens, Window, WindowDone
 from strata.slots.conversation import Conversation
 from strata.slots.events import Command, IllegalEvent
 from strata.slots.grouping import Grouping
 from strata.slots.memory import Memory
 from strata.slots.policy import Reader, SlotPolicy, chunk_end, pick_reader
-from strata.slots.slot import Run, Slot
+from strata.slots.slot import Outcome, Run, Slot
 from strata.slots.states import SlotState
 from strata.slots.view import Counters
 
@@ -199,6 +199,9 @@ class Scheduler:
             raise IllegalEvent(f"window {event.window_id} is not in flight")
         if len(event.results) != len(flight.runs):
             raise IllegalEvent(f"window {event.window_id} has {len(flight.runs)} segments, not {len(event.results)}")
+        for run, segment, result in zip(flight.runs, flight.window.segments, event.results):
+            if run is not None and not result.error:
+                _check_report(run, segment, result)
         self._forget(flight)
         if flight.window.kind == "prompt":
             self._decode_owed = self.policy.decode_share * event.seconds
@@ -231,6 +234,17 @@ class Scheduler:
         for run in flight.runs:
             if run is not None:
                 run.in_flight -= 1
+
+
+def _check_report(run: Run, segment: Segment, result: SegmentResult) -> None:
+    """Raises ``IllegalEvent`` where a result is not its segment's, or came before that of an earlier window of the run."""
+    slot = _slot(run)
+    if slot.state is SlotState.LEAVING and slot.outcome is Outcome.DROP:
+        return  # an earlier window was lost, and with it the order
+    if segment.start != len(_conversation(run).tokens):
+        raise IllegalEvent(f"windows of {segment.request_id} must report in the order in which they were sent")
+    if len(result.picks) != (0 if segment.sampling is None else result.accepted + 1) or result.accepted > segment.num_drafts:
+        raise IllegalEvent(f"{len(result.picks)} picks and {result.accepted} accepted drafts do not fit a window of {segment.request_id}")
 
 
 def _conversation(run: Run) -> Conversation:

@@ -112,6 +112,8 @@ def test_expiry_moves_the_side_request_away_from_the_long_conversation() -> None
     assert pick_slot(seats, 1, now=100.0, expire_s=20.0) == 0, "both have: the least recently used"
     exact = [Seat(False, 9, 80.0), Seat(False, 1, 90.0)]
     assert pick_slot(exact, 1, now=100.0, expire_s=20.0) == 0, "idle for exactly that long has expired"
+    equal = [Seat(False, 5, 99.0), Seat(False, 5, 98.0)]
+    assert pick_slot(equal, 1, now=100.0, expire_s=600.0) == 0, "as short as each other: the scan order decides"
     assert pick_slot([*seats, Seat(False, 0, 99.0)], 1, now=100.0, expire_s=600.0) == 3, "an empty slot wins"
     assert pick_slot([seats[0]._replace(match=40_250), seats[1]], 1, now=100.0, expire_s=600.0) == 0, "a match wins"
 
