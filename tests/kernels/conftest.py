@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from strata.devices.base import KernelName
 from strata.devices.host_compiler import find_compiler
+from strata.kernels.attention import kernel_name as attention_name
+from strata.kernels.matmul import linear_name
+from strata.weights.layouts import LAYOUTS
 from tests.kernels.devices import ON_GPU, new_device
 
 EMULATED_ONLY = {"test_emulated.py", "test_sanitizer.py", "test_device_load.py"}
@@ -15,6 +19,18 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("cxx") and find_compiler() is None and not (ON_GPU and item.path.name not in EMULATED_ONLY):
             item.add_marker(pytest.mark.skip(reason="no C++ compiler (g++ or clang++) found"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_ahead(request):
+    """A whole run on a cold cache would compile one kernel after the other; what every layout's tests need is compiled by all cores."""
+    if len(request.session.items) < 100 or ON_GPU or find_compiler() is None:
+        return
+    layouts = sorted(set(LAYOUTS) - {"half"})
+    names = [linear_name(layout, count) for layout in layouts for count in (1, 8)]
+    names += [KernelName("matmul", f"matmul<{layout}, {tiles}>") for layout in layouts for tiles in (1, 4)]
+    names += [attention_name(dim, group, prompt) for dim, group in ((64, 2), (128, 3), (96, 1)) for prompt in (False, True)]
+    new_device().compile(names)
 
 
 class Bench:
