@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from strata.messages import Placement
@@ -262,7 +264,7 @@ def test_a_recurrent_model_resumes_only_where_a_snapshot_is() -> None:
 
 
 def test_snapshots_at_turn_boundaries_and_every_16384_tokens() -> None:
-    sizes = {"num_pages": 1200, "page_tokens": 64, "context": 40_000, "chunk": 2048, "prompt_grid": 128}
+    sizes: dict[str, Any] = {"num_pages": 1200, "page_tokens": 64, "context": 40_000, "chunk": 2048, "prompt_grid": 128}
     house = House(SlotPolicy(slots=3), snapshots=True, snapshot_every=16_384, **sizes)
     house.engine.is_trusting = True
     system = tuple(token % 997 for token in range(20_000))
