@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -23,6 +24,9 @@ def main() -> int:
     except StartError as error:
         print(f"error: {escape(str(error))}", file=sys.stderr)
         return 2
+    if sys.stderr is not None:
+        # A model file that is cut short or overwritten while it is mapped ends the process by a signal: let the log say where.
+        faulthandler.enable()
     if loaded.mode == "help":
         print(help_text())
     elif loaded.mode == "version":

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
+import h11
 import pytest
 
 from tests.e2e.process import launched
+from tests.e2e.serving import COMPLETIONS, TINY, completion
 
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows ends a process without a signal")
 # Interrupts its own process at the first import of a module.
@@ -46,3 +49,16 @@ async def test_one_signal_too_many_changes_nothing() -> None:
         process.signal(signal.SIGTERM)
         assert await process.ended() == 0
     assert process.log[-1].endswith("stopped")
+
+
+@posix
+async def test_a_model_file_that_is_cut_while_it_is_served_leaves_a_reason(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(TINY.read_bytes())
+    async with launched(model=path) as process:
+        await process.until_ready()
+        os.truncate(path, 1000)
+        with pytest.raises((OSError, h11.RemoteProtocolError)):
+            await (await process.call("POST", COMPLETIONS, completion("x", 2))).read()
+        assert await process.ended() in (-signal.SIGBUS, -signal.SIGSEGV)
+    assert any("Fatal Python error" in line for line in process.log)
