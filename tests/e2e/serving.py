@@ -14,7 +14,7 @@ from typing import Any
 
 from strata.app import Server
 from strata.config import Settings
-from strata.messages import Window
+from strata.messages import EngineEvent, Window, WindowDone
 from strata.slots import MachineView, SlotManager
 from tests.e2e.client import Call, Result, Stream
 
@@ -46,14 +46,17 @@ def some_tokens(count: int, seed: int = 0) -> list[int]:
 
 
 class Tap:
-    """Between slot manager and engine. ``log``: ("window", Window) and ("cancel", request id), in the order in which they happened."""
+    """Between slot manager and engine. ``log``: ("window", Window) and ("cancel", request id), in the order in which they happened;
+    ``seconds``: how long the engine was at work on each window that it has reported."""
 
     def __init__(self, manager: SlotManager) -> None:
         self.log: list[tuple[str, Any]] = []
-        self._engine_submit, self._manager_cancel = manager.engine.submit, manager.cancel
+        self.seconds: dict[int, float] = {}
+        self._engine_submit, self._manager_cancel, self._report = manager.engine.submit, manager.cancel, manager._engine_reports
         self._held: list[Window] | None = None
         manager.engine.submit = self._submit  # type: ignore[method-assign]
         manager.cancel = self._cancel  # type: ignore[method-assign]
+        manager._engine_reports = self._reported  # type: ignore[method-assign]
 
     @property
     def windows(self) -> list[Window]:
@@ -79,6 +82,11 @@ class Tap:
             self._held.append(window)
         else:
             self._engine_submit(window)
+
+    def _reported(self, event: EngineEvent) -> None:
+        if isinstance(event, WindowDone):
+            self.seconds[event.window_id] = event.seconds
+        self._report(event)
 
     def _cancel(self, request_id: str) -> None:
         self.log.append(("cancel", request_id))

@@ -18,7 +18,7 @@ SEEDED: dict[str, Any] = {"temperature": 0.8, "seed": 7}
 
 def answer_length(place: int) -> int:
     """Those that begin first go on for longest."""
-    return 6 + 3 * (len(PROMPTS) - place)
+    return 4 + 3 * (len(PROMPTS) - place)
 
 
 async def staggered(served: Served, samplings: list[dict[str, Any]]) -> list[Result]:
@@ -88,18 +88,18 @@ async def ask(served: Served, **more: Any) -> Any:
     return await served.post(COMPLETIONS, completion(some_tokens(20), 16, **more))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("rows", [1, 3, 8])
 async def test_rows_that_join_while_others_decode(rows: int) -> None:
     """M3: windows of so many rows, which one more row joins."""
     prompts = [some_tokens(5 + seed, seed) for seed in range(rows + 1)]
     async with serving(batch=9) as served:
-        streams = [await served.stream(prompt, 20) for prompt in prompts[:rows]]
+        streams = [await served.stream(prompt, 14) for prompt in prompts[:rows]]
         await asyncio.gather(*(stream.until(2) for stream in streams))
-        joined = await served.complete(prompts[-1], 20)
+        joined = await served.complete(prompts[-1], 14)
         results = [await stream.finish() for stream in streams]
     for prompt, result in zip(prompts, [*results, joined]):
         async with serving() as served:
-            assert result.bits == (await served.complete(prompt, 20)).bits
+            assert result.bits == (await served.complete(prompt, 14)).bits
 
 
 async def test_sixteen_prompts_at_once_each_get_their_own_answer() -> None:

@@ -55,9 +55,9 @@ async def test_the_same_prompt_again_and_again(settings: dict[str, Any]) -> None
     """A29, A28. A hit and a miss give the same answer."""
     prompt = some_tokens(150)
     async with serving(**settings) as served:
-        results = [await served.complete(prompt) for _ in range(5)]
+        results = [await served.complete(prompt) for _ in range(3)]
         refused = await served.complete(prompt, cache_prompt=False)
-    assert [result.cached for result in [*results, refused]] == [0, 128, 128, 128, 128, 0]
+    assert [result.cached for result in [*results, refused]] == [0, 128, 128, 0]
     for result in results:
         await check(result, prompt, settings)
 
@@ -111,12 +111,12 @@ async def test_a_tool_call_sent_back_in_other_words(tiny_chat: Any) -> None:
 async def test_finished_chats_do_not_leak_into_new_ones(keeping: dict[str, Any]) -> None:
     """A1, first variant: twelve chats on two slots, then pairs of others at once."""
     markers = ["Marker LARCH-01. Continue.", "Marker BIRCH-01. Continue."]
-    oracles = [await cold(marker) for marker in markers]
+    oracles = [await cold(marker, 8) for marker in markers]
     async with serving(batch=2, **keeping) as served:
         for number in range(12):
-            await served.complete(f"Chat {number} is about tides, and rocks.", 6)
+            await served.complete(f"Chat {number} is about tides, and rocks.", 4)
         for _ in range(8):
-            results = await asyncio.gather(*(served.complete(marker) for marker in markers))
+            results = await asyncio.gather(*(served.complete(marker, 8) for marker in markers))
             for result, oracle in zip(results, oracles):
                 assert_same(result, oracle)
                 assert result.cached == 0, "they share less than a page with anybody"

@@ -206,3 +206,14 @@ async def test_a_host_that_limits_blas_itself() -> None:
             threadpool_limits(2, user_api="blas")
     finally:
         before.restore_original_limits()
+
+
+async def test_the_other_loopback_address() -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6 loopback address")
+    async with serving(host="::1") as served:
+        assert served.url.startswith("http://[::1]:")
+        assert len((await served.complete(some_tokens(5), 2)).tokens) == 2

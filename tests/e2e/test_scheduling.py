@@ -100,8 +100,8 @@ async def test_impatient_retries_do_not_wedge_the_server() -> None:
 
 
 async def test_decoders_get_their_windows_between_the_chunks_of_a_prompt() -> None:
-    """M7: three answers run while a long prompt is read; their longest pause is one chunk."""
-    async with serving(chunk=128) as served:
+    """M7: three answers run while a long prompt is read; their longest pause is one chunk, and then half of its time is theirs."""
+    async with serving(chunk=128, batch_decode_share=0.5) as served:
         tap = served.tap()
         streams = [await served.stream(some_tokens(5 + seed, seed), LONG) for seed in range(3)]
         await asyncio.gather(*(stream.until(1) for stream in streams))
@@ -115,7 +115,8 @@ async def test_decoders_get_their_windows_between_the_chunks_of_a_prompt() -> No
     assert len(chunks) == 8
     for one, next_one in zip(chunks, chunks[1:]):
         between = windows[one + 1:next_one]
-        assert between and all(len(window.segments) == 3 for window in between)
+        assert all(len(window.segments) == 3 for window in between)
+        assert sum(tap.seconds[window.id] for window in between) >= 0.5 * tap.seconds[windows[one].id] > 0
 
 
 async def test_a_short_prompt_overtakes_a_long_one() -> None:
@@ -162,6 +163,23 @@ async def test_more_clients_than_slots_are_all_served_in_turn() -> None:
     async with serving(batch=2, queue_size=64) as served:
         results = await asyncio.gather(*(served.complete(some_tokens(4, seed), 3) for seed in range(30)))
         assert [len(result.tokens) for result in results] == [3] * 30
+        await until_idle(served)
+
+
+async def test_a_crowd_on_eight_bit_caches() -> None:
+    """A32: two hundred at once, with one beginning, more than the queue holds: 503 or the answer, and nothing else."""
+    prompts = [[*some_tokens(70), 3 + number] for number in range(200)]
+    async with serving(kv="int8", queue_size=100) as served:
+        calls = [await served.open("POST", COMPLETIONS, completion(prompt, 2)) for prompt in prompts]
+        served_ids, statuses = [], [(await call.answered()).status for call in calls]
+        for call, status in zip(calls, statuses):
+            body = await call.json()
+            if status == 200:
+                served_ids.append(body["id"])
+            else:
+                assert (status, body["error"]["code"]) == (503, "queue_full")
+        assert statuses.count(200) >= 100 and statuses.count(503) > 0
+        assert len(set(served_ids)) == len(served_ids)
         await until_idle(served)
 
 
