@@ -39,12 +39,15 @@ class ClientError(StrataError):
 
 
 class ContextExceeded(ClientError):
-    """The prompt, or the prompt and ``max_tokens``, do not fit the context. Carries both numbers."""
+    """The prompt, or the prompt and ``max_tokens``, do not fit the context. Carries both numbers.
+
+    ``at_least``: the prompt is so long that it was not even tokenised; it has that many tokens or more.
+    """
 
     code = "context_length_exceeded"
 
-    def __init__(self, prompt_tokens: int, max_tokens: int, context: int) -> None:
-        wanted = f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the prompt, {max_tokens} to generate)"
+    def __init__(self, prompt_tokens: int, max_tokens: int, context: int, at_least: bool = False) -> None:
+        wanted = f"{'at least ' * at_least}{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the prompt, {max_tokens} to generate)"
         super().__init__(
             f"This model's maximum context length is {context} tokens. However, you requested {wanted}. "
             "Please shorten the prompt or lower max_tokens.",

@@ -55,6 +55,7 @@ def _capped(prompts: list[object]) -> list[object]:
 
 def _from_text(text: object, service: Service) -> Prompt:
     assert isinstance(text, str)
+    service.tokenizer.check_length(text, service.model.context)
     tokens = tuple(service.tokenizer.encode(text, add_special=True, parse_special=True))
     if not tokens:
         raise ClientError("the prompt is empty, and this model has no token that begins a text", param="prompt")
@@ -92,6 +93,7 @@ def read_chat(fields: Fields, service: Service) -> Prompt:
         add_generation_prompt=fields.flag("add_generation_prompt", True),
         continue_final_message=continues,
         options=read_template_options(fields),
+        most_tokens=service.model.context,
     )
     if not encoded.tokens:
         raise ClientError("the messages make an empty prompt", param="messages")

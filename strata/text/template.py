@@ -70,13 +70,14 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool | None = None,
         options: Mapping[str, Any] | None = None,
+        most_tokens: int | None = None,
     ) -> EncodedChat:
         """The prompt of a chat request.
 
         ``continue_final_message``: the last message is the assistant's and is continued; None: if it is one and an answer is
         asked for. ``options``: the request's ``chat_template_kwargs`` (``strata.text.options`` says which are known).
         Raises ``ClientError``: messages that cannot be read, that the template refuses (with the template's words), or whose
-        rendering costs too much; a model without a template.
+        rendering costs too much; a model without a template; ``ContextExceeded`` where the text must have over ``most_tokens``.
         """
         turns, chosen_tools, checked = normalise(messages), check_tools(tools), check_options(options or {})
         template = self._choose(bool(chosen_tools))
@@ -95,6 +96,7 @@ class ChatTemplate:
             whole, cuts = template.render(marked, variables, add_generation_prompt or prefill is not None, self._limits)
         except RecursionError:
             raise ClientError("The messages or tools are nested too deeply.", param="messages") from None
+        tokenizer.check_length(whole, most_tokens)
         return encode_marked(tokenizer, whole + assistant_guard.mark(prefill or ""), cuts)
 
     def _choose(self, with_tools: bool) -> CompiledTemplate:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from strata.errors import ClientError
+from strata.errors import ClientError, ContextExceeded
 from strata.text.backend import build
 from strata.text.specials import SpecialTokens
 from strata.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Metadata, Vocabulary, read_vocabulary
@@ -53,11 +53,21 @@ class Tokenizer:
         self.specials = SpecialTokens(special)
         self._user_defined = SpecialTokens(markup)
         self.markup = frozenset(markup)
+        self._longest = max(map(len, vocabulary.tokens))
 
     @classmethod
     def from_metadata(cls, metadata: Metadata) -> Tokenizer:
         """From a GGUF's metadata. Raises ``ModelError`` naming the key that is missing, wrong or unknown."""
         return cls(read_vocabulary(metadata))
+
+    def check_length(self, text: str, most: int | None) -> None:
+        """Raises ``ContextExceeded`` for a text that must have more than ``most`` tokens, without the time that tokenising takes.
+
+        No token stands for more characters than its own name has.
+        """
+        least = -(-len(text) // self._longest)
+        if most is not None and least > most:
+            raise ContextExceeded(least, 0, most, at_least=True)
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of ``text``. ``add_special``: with BOS and EOS where the model wants them; ``parse_special``: the names of

@@ -179,6 +179,15 @@ async def test_prompts_around_the_context(length: int, status: int, stream: bool
         assert finish == "length"
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_prompt_far_beyond_the_context_is_refused_before_it_is_tokenised(path: str) -> None:
+    text = "word " * 200_000
+    body = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+    answer = await World().post(path, body)
+    assert answer.status == 400 and answer.error["code"] == "context_length_exceeded"
+    assert "at least" in answer.error["message"] and CONTEXT < answer.error["n_prompt_tokens"] < len(text)
+
+
 @pytest.mark.parametrize("max_tokens", [CONTEXT, 100_000_000, 2**63 - 1])
 async def test_prompt_and_answer_over_the_context_are_never_cut(max_tokens: int) -> None:
     world = World()

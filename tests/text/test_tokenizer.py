@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.errors import ClientError
+from strata.errors import ClientError, ContextExceeded
 from strata.text.tokenizer import Tokenizer
 from strata.weights.gguf import GGUFFile
 from tests.text.vocabularies import CONTROL, DATA, UNUSED, USER_DEFINED, bpe_metadata, byte_symbols, smollm2_tokenizer, texts
@@ -40,6 +40,19 @@ def test_attributes_of_smollm2() -> None:
     tokenizer = smollm2_tokenizer()
     assert (tokenizer.vocab_size, tokenizer.bos, tokenizer.eos, tokenizer.add_bos) == (49152, 1, 2, False)
     assert texts(tokenizer, sorted(tokenizer.end_tokens)) == ["<|endoftext|>", "<|im_end|>"]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], min_codepoint=32), max_size=200))
+def test_a_text_that_fits_is_never_refused_unread(text: str) -> None:
+    tokens = smollm2_tokenizer().encode(text, add_special=True, parse_special=False)
+    smollm2_tokenizer().check_length(text, len(tokens))
+
+
+def test_a_text_that_cannot_fit_is_refused_unread() -> None:
+    with pytest.raises(ContextExceeded, match="at least [0-9]+ tokens") as caught:
+        smollm2_tokenizer().check_length("word " * 2_000_000, 8192)
+    assert 8192 < caught.value.extra["n_prompt_tokens"] < 2_000_000
+    smollm2_tokenizer().check_length("word " * 2_000_000, None)
 
 
 def test_merges_by_hand() -> None:
