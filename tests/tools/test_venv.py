@@ -156,7 +156,8 @@ def test_the_tools_use_the_standard_library_alone(tool: ModuleType) -> None:
     """And what the checkout brings: they run before anything is installed."""
     from tests.house.source import imports, sources
 
-    own = [each for each in sources("tools") if each.path in ("tools/serve.py", "tools/test.py", "tools/_venv.py", "tools/_model.py")]
+    names = {"serve", "test", "_venv", "_model", "_gpu"}
+    own = [each for each in sources("tools") if each.path in {f"tools/{name}.py" for name in names}]
     tops = {module.partition(".")[0] for each in own for module, _ in imports(each)}
-    assert len(own) == 4
-    assert tops <= set(sys.stdlib_module_names) | {"strata", "_venv", "_model"}
+    assert len(own) == len(names)
+    assert tops <= set(sys.stdlib_module_names) | {"strata"} | names
