@@ -37,6 +37,7 @@ from strata.server.listener import Listener
 from strata.server.routes import Routes
 from strata.server.service import Service, Site
 from strata.slots import SlotMachine, SlotManager, SlotPolicy
+from strata.tracefile import TraceFile
 
 log = logging.getLogger("strata")
 
@@ -55,6 +56,7 @@ class Server:
         self._site: Site | None = None
         self._listener: Listener | None = None
         self._manager: SlotManager | None = None
+        self._traces: TraceFile | None = None
         self._model: LoadedModel | None = None
         self._is_stopped = False
         self._handover = threading.Lock()
@@ -100,6 +102,8 @@ class Server:
             self._manager.close()
         if self._model is not None:
             self._model.close()
+        if self._traces is not None:
+            self._traces.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _listen(self) -> None:
@@ -107,6 +111,7 @@ class Server:
         keys = read_keys(settings)
         check_exposure(settings, keys)
         name = settings.model_name or Path(str(settings.model)).stem
+        self._traces = TraceFile(settings.slot_trace) if settings.slot_trace else None
         self._site = Site(settings, Metrics(name, __version__), self._executor, Guard(settings, keys))
         self._listener = Listener(Routes(self._site), Limits.of(settings))
         await self._listener.start(settings.host, settings.port)
@@ -119,10 +124,11 @@ class Server:
         if self._model is None or self._is_stopped:
             raise StartError("stopped while the model was loading")
         engine = self._model.engine
-        machine = SlotMachine(engine.facts, slot_policy(self.settings, engine.facts))
+        machine = SlotMachine(engine.facts, slot_policy(self.settings, engine.facts, free_memory() or 0))
         if engine.facts.num_stages > machine.num_groups:
             log.info(idle_stages(engine.facts.num_stages, machine.num_groups, self.settings.batch))
-        self._manager = SlotManager(machine, engine, time.monotonic, host_free=lambda: free_memory() or 0)
+        trace = self._traces.write if self._traces is not None else None
+        self._manager = SlotManager(machine, engine, time.monotonic, lambda: free_memory() or 0, trace)
         self._manager.start(loop)
         self._site.metrics.view = self._manager.view
         self._site.metrics.engine = lambda: engine.times
@@ -145,11 +151,13 @@ class Server:
         self._progress(done, total)
 
 
-def slot_policy(settings: Settings, facts: EngineFacts) -> SlotPolicy:
-    """The slot machine's part of the settings.
+CACHE_SHARE = 4
+"""Of the host memory that is free once the model is loaded, conversations get one part in so many, if nothing else is said."""
 
-    Parking on its own ("auto") is for engines whose pool is not host memory: on the CPU it would only move bytes about.
-    """
+
+def slot_policy(settings: Settings, facts: EngineFacts, free: int) -> SlotPolicy:
+    """The slot machine's part of the settings. ``free``: bytes of host memory."""
+    cache = settings.conversation_cache_mib
     return SlotPolicy(
         slots=settings.batch,
         groups=settings.batch_groups or 0,
@@ -161,7 +169,7 @@ def slot_policy(settings: Settings, facts: EngineFacts) -> SlotPolicy:
         low_first=settings.slot_low_first,
         expire_s=settings.slot_expire_s,
         shelf=settings.shelf,
-        cache_bytes=(settings.conversation_cache_mib or 0) << 20,
+        cache_bytes=free // CACHE_SHARE if cache is None else cache << 20,
     )
 
 

@@ -103,7 +103,8 @@ class Settings:
     )
     conversation_cache_mib: int | None = row(
         Maybe(Integer(0, 1 << 24), "auto"), None, SLOTS,
-        "Host memory for conversations that no longer fit the device. auto: a share of what is free. 0: none.", unit="MiB",
+        "Host memory for conversations that no longer fit the device. auto: a quarter of what is free once the model is loaded. 0: none.",
+        unit="MiB",
     )
 
     queue_size: int = row(
@@ -174,6 +175,10 @@ class Settings:
 
     log_level: str = row(Choice("debug", "info", "warning", "error"), "info", LOG, "Least serious lines to log.")
     log_format: str = row(Choice("text", "json"), "text", LOG, "One line of text, or one JSON object a line.")
+    slot_trace: Path | None = row(
+        Maybe(FilePath(), "none"), None, LOG,
+        "File to which a line is added for each request that had a slot: ids, times and token counts, no text (for tools/replay.py).",
+    )
 
     def __post_init__(self) -> None:
         for each in TABLE:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from strata.config import load
+from strata.app import slot_policy
+from strata.config import Settings, load
+from strata.errors import StartError
+from strata.messages import EngineFacts
+from strata.slots.events import Trace
 from tests.e2e.serving import TINY, assert_same, cold, serving, some_tokens
+from tools import replay
 
 PAGE = 64
 BASE = some_tokens(300)
@@ -19,7 +25,7 @@ BASE = some_tokens(300)
 async def test_four_thousand_shared_tokens_are_read_once() -> None:
     system = some_tokens(4000)
     prompts = [[*system, *some_tokens(20, 1)], [*system, *some_tokens(33, 2)]]
-    sizes = {"context": 4096}
+    sizes: dict[str, Any] = {"context": 4096}
     async with serving(**sizes) as served:
         tap = served.tap()
         results = await asyncio.gather(*(served.complete(prompt) for prompt in prompts))
@@ -61,6 +67,29 @@ def configured(folder: Path, **env: str) -> dict[str, Any]:
     slots = {"batch": 3, "batch_groups": 1, "shelf": False, "conversation_cache_mib": 0}
     config.write_text(json.dumps({"model": str(TINY), **slots, "env": env}))
     return vars(load(["--config", str(config)], {}).settings)
+
+
+async def test_a_servers_own_trace_can_be_replayed_and_has_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "slots.jsonl"
+    async with serving(slot_trace=path) as served:
+        first = await served.complete(BASE)
+        second = await served.complete([*BASE, *first.tokens, *some_tokens(10, 3)])
+    visits = replay.read(path, replay.Maker(1))
+    assert [len(visit.prompt) for visit in visits] == [300, 326]
+    assert [json.loads(line)["cached"] for line in path.read_text().splitlines()] == [0, second.cached]
+    assert set(json.loads(path.read_text().splitlines()[0])) == {field.name for field in fields(Trace)}
+
+
+async def test_a_trace_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="slot_trace"):
+        async with serving(slot_trace=tmp_path / "no folder" / "x"):
+            pass
+
+
+def test_host_memory_for_conversations_is_a_quarter_of_what_is_free_unless_said_otherwise() -> None:
+    facts = EngineFacts(8, 4, 32)
+    sizes = [slot_policy(Settings(conversation_cache_mib=asked), facts, 8 << 30).cache_bytes for asked in (None, 0, 5)]
+    assert sizes == [2 << 30, 0, 5 << 20]
 
 
 @pytest.mark.parametrize(

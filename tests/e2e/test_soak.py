@@ -91,7 +91,7 @@ def test_nothing_grows(requests: int) -> None:
 
 
 async def soak(requests: int) -> None:
-    async with serving(layer_split=(2,), batch=4, kv_memory_mib=1, context=128, queue_size=64) as served:
+    async with serving(layer_split=(2,), batch=4, kv_memory_mib=1, conversation_cache_mib=1, context=128, queue_size=64) as served:
         tracemalloc.start()
         try:
             await crowd(served, range(requests // 2))

@@ -26,6 +26,7 @@ RANK = {
     "slots": 30,
     "server": 40,
     "model": 49,
+    "tracefile": 49,
     "app": 50,
     "server.__main__": 51,
 }

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from strata.messages import Placement
 from strata.slots.pages import OutOfPages, PageAllocator
 from strata.slots.policy import SlotPolicy
 from tests.slots.house import House
@@ -74,3 +75,14 @@ def test_an_image_of_which_nothing_can_be_used_is_not_copied() -> None:
     house.chat("B", tuple(range(50, 60)))
     house.chat("A again", (1, 2, 3))
     assert house.cached("A again") == 0 and [copy.direction for copy in house.copies] == ["out", "out"]
+
+
+def test_a_one_shot_call_that_needs_pages_costs_the_shortest_history() -> None:
+    house = House(SlotPolicy(slots=4), num_pages=18)
+    answer = house.chat("long", tuple(range(40)))
+    house.now += 1
+    house.chat("short", tuple(range(50, 60)))
+    house.chat("once", tuple(range(70, 86)), placement=Placement(keep=False))
+    assert house.machine.counters.evictions["memory"] == 1
+    house.chat("long again", (*range(40), *answer, 7))
+    assert house.cached("long again") == 44, "although it had not been used for longer"

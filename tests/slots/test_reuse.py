@@ -192,6 +192,15 @@ def test_a_key_breaks_ties_between_equal_matches() -> None:
     assert house.slot("a again") == house.slot("a")
 
 
+def test_a_key_goes_before_an_equal_match_without_a_key_that_is_fresher() -> None:
+    house = House()
+    house.ask("mine", SYSTEM, placement=Placement(key="a"))
+    house.ask("keyless", SYSTEM, max_tokens=20)
+    house.run()
+    house.chat("mine again", SYSTEM + (3,), placement=Placement(key="a"))
+    assert house.slot("mine again") == house.slot("mine") != house.slot("keyless")
+
+
 def test_a_longer_prefix_of_somebody_elses_is_borrowed_rather_than_read_again() -> None:
     house = House()
     house.chat("short", SYSTEM[:12], placement=Placement(key="mine"))
