@@ -136,9 +136,9 @@ class DeviceStage:
         return image
 
     def copy_in(self, image: Any, pages: Tokens) -> None:
-        """Write an image back, to these pages. Raises ValueError if their number differs."""
-        if len(image) != len(pages):
-            raise ValueError(f"an image of {len(image)} pages does not fit {len(pages)} pages")
+        """Write an image's first pages back, to these pages. Raises ValueError if it has fewer."""
+        if len(image) < len(pages):
+            raise ValueError(f"an image of {len(image)} pages does not fill {len(pages)} pages")
         for line, page in zip(image, pages):
             self.ops.device.upload(self.ops.pages.data.rows(page, page + 1), line[np.newaxis], self.ops.stream)
         self.ops.stream.synchronize()

@@ -101,8 +101,10 @@ def test_a_page_parked_and_restored_elsewhere_holds_the_same_history(tiny):
     image = tiny.models[0].copy_out(pages)
     tiny.models[0].copy_in(image, (20, 14))
     np.testing.assert_array_equal(tiny.step((tokens[65], 65, (20, 14))), wanted)
+    tiny.models[0].copy_in(image, (1,))  # a prefix of it may be lent
+    np.testing.assert_array_equal(tiny.models[0].copy_out((1,))[0], image[0])
     with pytest.raises(ValueError, match="image of 2 pages"):
-        tiny.models[0].copy_in(image, (1,))
+        tiny.models[0].copy_in(image, (1, 2, 3))
 
 
 @pytest.mark.skipif(ON_GPU, reason="only the emulated device counts launches")
