@@ -42,7 +42,7 @@ async def slots(site: Site, exchange: Exchange) -> None:
     if parse_qs(exchange.head.query).get("fail_on_no_slot", ["0"])[-1] not in ("0", "false", ""):
         if not any(slot.state in FREE for slot in view.slots):
             raise Unavailable("no slot is free", code="no_slot")
-    exchange.respond(json_response([slot_object(slot) for slot in view.slots]))
+    exchange.respond(json_response([slot_object(slot) | memory_object(view) for slot in view.slots]))
 
 
 FREE = ("empty", "held")
@@ -123,6 +123,13 @@ def machine_status(service: Service) -> dict[str, object]:
         "engine": "dead" if view.dead else "up",
         "requests": {"running": view.running, "waiting": view.waiting, "preempted": view.preempted},
         "slots": states,
+        **memory_object(view),
+    }
+
+
+def memory_object(view: Any) -> dict[str, object]:
+    """What all slots share: the pages of the device pool, and conversations that are kept without a slot."""
+    return {
         "pages": {
             "total": view.pages_total, "free": view.pages_free, "busy": view.pages_busy, "held": view.pages_held,
             "shelved": view.pages_shelved, "tokens_per_page": view.page_tokens,

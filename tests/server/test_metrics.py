@@ -192,6 +192,10 @@ async def test_slots_status_and_metrics_agree() -> None:
         state: samples[f"strata_slots{{state={state}}}"] for state in by_state
     }
     assert status["requests"]["running"] == samples["vllm:num_requests_running"] == sum(slot["is_processing"] for slot in slots)
+    for each in (status, *slots):
+        for state in ("free", "busy", "held", "shelved"):
+            assert each["pages"][state] == samples[f"strata_pages{{state={state}}}"]
+        assert each["conversations"]["parked_bytes"] == samples["strata_parked_bytes"]
 
 
 def test_memory_as_linux_writes_it(tmp_path: Path) -> None:
