@@ -119,14 +119,21 @@ def test_pages_go_by_the_eviction_rule() -> None:
 
 
 def test_a_history_that_frees_nothing_is_not_thrown_away_for_nothing() -> None:
-    house = House(SlotPolicy(slots=4), num_pages=20)
+    house = House(SlotPolicy(slots=4), num_pages=24)
     house.chat("A", A)
-    house.ask("borrower", A + (1,), max_tokens=30, marks=(41,), placement=Placement(key="x", keep=False))
-    house.now += 5
-    house.chat_beside("other", (60,) * 20)
+    house.now += 1
+    house.chat("B", B)
+    # All of A's eleven pages are also the borrower's: evicting A, the least recently used, would free none.
+    held = A + tuple(house.tokens["A"][:4])
+    house.ask("borrower", held + (1,), max_tokens=30, marks=(45,), placement=Placement(key="x", keep=False))
+    house.land()
+    assert house.cached("borrower") == 44
+    house.now += 1
+    house.chat_beside("other", tuple(range(100, 128)))
+    assert evictions(house) == {"memory": 1}
     house.run()
     house.check("borrower")
-    house.check("other")
+    assert follow_up(house, "A", A) == 44 and follow_up(house, "B", B) == 0
 
 
 def test_a_phantom_hit_is_impossible_after_a_full_eviction() -> None:
