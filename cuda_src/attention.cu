@@ -1,4 +1,4 @@
-// Causal attention over int8 pages (flash decoding), for decode rows and prompts in one arithmetic. Integer products throughout.
+// Causal attention over pages (flash decoding), for decode rows and prompts in one arithmetic; over int8 pages the products are integer.
 //
 // A block has one KV head and a tile of query columns: column c is query row tile * rows_per_tile + c / G, query head
 // head * G + c % G (G query heads share a KV head; K and V are read once for all columns). Keys come in splits of 256 positions
@@ -13,6 +13,9 @@
 // splits_per_block 1 (decode): each split is a block, its result goes to ``partial`` and the last block of a (row, head) to finish
 // folds all in order. Large (prompts): a block folds its splits itself. Both run the same operations, so a row of a prompt has the bits
 // of a decode row. The grid may be larger than a row needs (a context bucket): blocks beyond its length do nothing.
+//
+// F16: queries, keys, values and p are fp16, products run on tensor cores with fp32 sums, dimensions and positions rising 16 at a time;
+// what a row does not see has p = 0 and is finite (pages.cuh). Splits and folding are the same (attention_f16.cuh).
 //
 // Out: activations (activations.cuh) [rows, heads * HD]. partial float32 [rows, heads, max_splits, HD + 2]: acc, m, l.
 // arrived int32 [rows, KV heads]: zero before and after.
@@ -33,18 +36,37 @@ struct Request {  // the parameters, by the names of the kernel's
   __device__ __forceinline__ int row_of(int column) const { return min(first_row + column / group, last_row); }
   __device__ __forceinline__ int head_of(int column) const { return kv_head * group + column % group; }
   __device__ __forceinline__ int length_of(int column) const { return positions[row_of(column)] + 1; }
-  template <int HD> __device__ __forceinline__ i8* block_at(int position) const {
-    return pool.head<HD>(table[position / pool.page_tokens], kv_head);
+  template <int HD, bool F16 = false> __device__ __forceinline__ i8* block_at(int position) const {
+    return pool.head<HD, F16>(table[position / pool.page_tokens], kv_head);
   }
 };
 
-template <int HD, int COLUMNS> struct Shared {
+template <int HD, int COLUMNS, bool F16 = false> struct Shared {
   float scores[COLUMNS][SPLIT];  // and, at the end, the results [COLUMNS][HD]
   i8 codes[Head<HD>::GROUPS][COLUMNS][SPLIT];
   float code_scales[Head<HD>::GROUPS][COLUMNS][SPLIT / 32];
   float m[COLUMNS], l[COLUMNS], keep[COLUMNS], add[COLUMNS];
   int is_last;
 };
+
+// A split's largest score and sum into those of the splits before it.
+template <class Memory> __device__ __forceinline__ void fold_sum(Memory& shared, int column, float largest, float sum) {
+  float before = shared.m[column], now = fmaxf(before, largest);
+  float keep = expf(before - now), add = expf(largest - now);
+  shared.m[column] = now;
+  shared.l[column] = shared.l[column] * keep + sum * add;
+  shared.keep[column] = keep;
+  shared.add[column] = add;
+}
+
+template <class Memory, int N>
+__device__ __forceinline__ void fold_part(const Memory& shared, const float (&part)[N][4], float (&acc)[N][4]) {
+  for (int n = 0; n < N; n++)
+    for (int j = 0; j < 4; j++) {
+      int column = 8 * n + 2 * (lane_id() % 4) + j % 2;
+      acc[n][j] = acc[n][j] * shared.keep[column] + part[n][j] * shared.add[column];
+    }
+}
 
 template <int HD, int COLUMNS>
 __device__ __forceinline__ void score(const Request& q, int base, int length, Shared<HD, COLUMNS>& shared) {
@@ -108,14 +130,7 @@ __device__ __forceinline__ void weigh(const Request& q, int base, int length, Sh
     }
     sum = warp_sum(sum);
     if (__ballot_sync(ALL_LANES, broken)) sum = bits_float(0x7fc00000);
-    if (lane == 0) {
-      float before = shared.m[column], now = fmaxf(before, largest);
-      float keep = expf(before - now), add = expf(largest - now);
-      shared.m[column] = now;
-      shared.l[column] = shared.l[column] * keep + sum * add;
-      shared.keep[column] = keep;
-      shared.add[column] = add;
-    }
+    if (lane == 0) fold_sum(shared, column, largest, sum);
   }
 }
 
@@ -144,23 +159,20 @@ __device__ __forceinline__ void add_values(const Request& q, int base, int lengt
         for (int j = 0; j < 4; j++) part[n][j] = fmaf(shared.code_scales[group][8 * n + 2 * t + j % 2][i], (float)c[j], part[n][j]);
       }
     }
-    for (int n = 0; n < COLUMNS / 8; n++)
-      for (int j = 0; j < 4; j++) {
-        int column = 8 * n + 2 * t + j % 2;
-        acc[tile][n][j] = acc[tile][n][j] * shared.keep[column] + part[n][j] * shared.add[column];
-      }
+    fold_part(shared, part, acc[tile]);
   }
 }
 
+#include "attention_f16.cuh"
 #include "attention_end.cuh"
 
-template <int HD, int TILES>
+template <int HD, int TILES, bool F16 = false>
 __global__ void __launch_bounds__(THREADS, 2) attention(
     const i8* query_codes, const float* query_scales, int rows, int heads, int kv_heads, int rows_per_tile, const int* positions,
     const int* row_table, const int* tables, int max_pages, i8* pool, i64 page_stride, i64 layer_offset, int page_tokens,
     int splits_per_block, float* partial, int max_splits, int* arrived, i8* codes, u32* meta, int width) {
   constexpr int COLUMNS = 8 * TILES;
-  typedef Shared<HD, COLUMNS> Memory;
+  typedef Shared<HD, COLUMNS, F16> Memory;
   SHARED(Memory, shared);
   int first_row = blockIdx.z * rows_per_tile, last_row = min(first_row + rows_per_tile, rows) - 1, kv_head = blockIdx.y;
   Request q = {query_codes, query_scales, {pool, page_stride, layer_offset, page_tokens}, tables + (i64)row_table[first_row] * max_pages,
@@ -175,11 +187,11 @@ __global__ void __launch_bounds__(THREADS, 2) attention(
   for (int c = threadIdx.x; c < COLUMNS; c += THREADS) shared.m[c] = -INFINITY, shared.l[c] = 0.0f;
   __syncthreads();
   for (int end = min(split + splits_per_block, splits); split < end; split++) {
-    score<HD, COLUMNS>(q, SPLIT * split, length, shared);
+    score(q, SPLIT * split, length, shared);
     __syncthreads();
-    weigh<HD, COLUMNS>(q, SPLIT * split, length, shared);
+    weigh(q, SPLIT * split, length, shared);
     __syncthreads();
-    add_values<HD, COLUMNS>(q, SPLIT * split, length, shared, acc);
+    add_values(q, SPLIT * split, length, shared, acc);
     __syncthreads();
   }
 
@@ -200,8 +212,8 @@ __global__ void __launch_bounds__(THREADS, 2) attention(
     __syncthreads();
     if (!shared.is_last) return;
     if (threadIdx.x == 0) arrived[first_row * kv_heads + kv_head] = 0;
-    fold_partials<HD, COLUMNS>(mine, columns, splits, max_splits, shared);
+    fold_partials(mine, columns, splits, max_splits, shared);
   }
   __syncthreads();
-  write_results<HD, COLUMNS>(q, columns, shared, codes, meta, width);
+  write_results(q, columns, shared, codes, meta, width);
 }

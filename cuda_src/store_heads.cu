@@ -1,4 +1,4 @@
-// From the joined q, k, v of a row to what attention reads: q/k norm, RoPE, int8; keys and values into their page.
+// From the joined q, k, v of a row to what attention reads: q/k norm, RoPE, int8 or fp16; keys and values into their page.
 //
 // qkv float32 [rows, HEADS + 2 KV, HD] (q heads, then k, then v; pairs of RoPE interleaved: 2i, 2i + 1).
 // turns float32 [rows, rope_pairs, 2]: cosine and sine for the row's position, from float64 on the host: at position 262144 an angle in
@@ -25,7 +25,12 @@ template <int N> __device__ __forceinline__ float largest_of(const float* value,
   return warp_max(largest);
 }
 
-template <int HD>
+// F16: queries (softmax_scale included), keys and values as fp16; query_scales is not touched.
+__device__ __forceinline__ u16 finite_half(float value) {
+  return float_to_half(value != value ? value : fminf(65504.0f, fmaxf(-65504.0f, value)));
+}
+
+template <int HD, bool F16 = false>
 __global__ void __launch_bounds__(32 * HEADS_PER_BLOCK) store_heads(
     const float* qkv, const float* q_norm, const float* k_norm, int has_norm, float eps, const float* turns, int rope_pairs,
     int heads, int kv_heads, float softmax_scale, const int* positions, const int* row_table, const int* tables, int max_pages,
@@ -58,7 +63,22 @@ __global__ void __launch_bounds__(32 * HEADS_PER_BLOCK) store_heads(
   int position = positions[row];
   Pool pages = {pool, page_stride, layer_offset, page_tokens};
   int page = tables[(i64)row_table[row] * max_pages + position / page_tokens], at = position % page_tokens;
-  i8* block = pages.head<HD>(page, (head - heads) % kv_heads);
+  i8* block = pages.head<HD, F16>(page, (head - heads) % kv_heads);
+  if constexpr (F16) {
+    bool broken = false;
+    for (int i = 0; i < HD / 32; i++) {
+      float value = is_query ? 0.0f : is_value ? x.value[i] : qkv[((i64)row * (heads + 2 * kv_heads) + head + kv_heads) * HD + 32 * i + lane];
+      broken = broken || value != value;
+    }
+    broken = __ballot_sync(ALL_LANES, broken) != 0;
+    for (int i = 0; i < HD / 32; i++) {
+      int dim = 32 * i + lane;
+      if (is_query) ((u16*)query_codes)[((i64)row * heads + head) * HD + dim] = finite_half(x.value[i] * softmax_scale);
+      else if (is_value) ((u16*)block)[(HD + dim) * page_tokens + at] = broken ? 0 : finite_half(x.value[i]);
+      else ((u16*)block)[at * HD + dim] = broken ? 0x7e00 : finite_half(x.value[i]);
+    }
+    return;
+  }
   for (int group = 0; group < GROUPS; group++) {
     bool broken;
     float largest = largest_of<PER_LANE>(x.value + group * PER_LANE, broken);

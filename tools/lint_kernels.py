@@ -57,11 +57,12 @@ def instances() -> dict[str, list[str]]:
     few += [f"matvec_swiglu_parts<{q}, {v}, {columns}>" for q, v in MIXED[:1] for columns in (1, 2, 4, 8)]
     many += [f"matmul_parts<{q}, {v}, none, {tiles}>" for q, v in MIXED for tiles in (1, 2, 3, 4)]
     many += [f"matmul_swiglu_parts<{q}, {v}, {tiles}>" for q, v in MIXED[:1] for tiles in (1, 2, 3, 4)]
+    kinds = ("", ", true")  # of pages: int8, fp16
     return {
         "matvec": few,
         "matmul": many,
-        "attention": [f"attention<{dim}, {tiles}>" for dim in HEADS for tiles in (1, 2)],
-        "store_heads": [f"store_heads<{dim}>" for dim in HEADS],
+        "attention": [f"attention<{dim}, {tiles}{end}>" for end in kinds for dim in HEADS for tiles in (1, 2)],
+        "store_heads": [f"store_heads<{dim}{end}>" for end in kinds for dim in HEADS],
         "rms_norm": ["rms_norm<false>", "rms_norm<true>"],
         "embed": [f"embed<{layout}>" for layout in LAYOUTS],
         "sample": ["sample", "logprobs"],
@@ -129,13 +130,19 @@ def broken_limits(arch: str, facts: Sequence[Facts]) -> list[str]:
     return found
 
 
+def left_out(table: dict[str, list[Facts]]) -> str:
+    """The architectures that --arch kept from being compiled, said in the page."""
+    missing = [arch for arch in ARCHITECTURES if arch not in table]
+    return f" Not compiled for this page: {', '.join(missing)}." if missing else ""
+
+
 def document(table: dict[str, list[Facts]], seconds: dict[str, float]) -> str:
     """docs/KERNELS.md."""
     lines = [
         "# Kernels: what the compiler made of them", "",
         "Written by `tools/lint_kernels.py`, which needs no GPU; do not edit. Compiled with NVRTC "
-        f"{nvrtc.version()}, options `{' '.join(nvrtc.OPTIONS)}`.", "",
-        "Registers per thread, then shared memory in bytes (sm_90). No instance has a stack on any architecture.", "",
+        f"{nvrtc.version()}, options `{' '.join(nvrtc.OPTIONS)}`." + left_out(table), "",
+        "Registers per thread, then shared memory in bytes (sm_90). No instance has a stack on any of these architectures.", "",
         "| kernel | " + " | ".join(table) + " | shared |", "|---|" + "---|" * (len(table) + 1),
     ]  # fmt: skip
     by_entry = {arch: {one.entry: one for one in facts} for arch, facts in table.items()}

@@ -2,8 +2,8 @@
 #pragma once
 
 // shared.scores[column][dim] holds finished results: quantised, columns of this tile only.
-template <int HD, int COLUMNS>
-__device__ __forceinline__ void write_results(const Request& q, int columns, Shared<HD, COLUMNS>& shared, i8* codes, u32* meta, int width) {
+template <int HD, int COLUMNS, bool F16>
+__device__ __forceinline__ void write_results(const Request& q, int columns, Shared<HD, COLUMNS, F16>& shared, i8* codes, u32* meta, int width) {
   for (int work = warp_id(); work < columns * (HD / 32); work += WARPS) {
     int column = work / (HD / 32), group = work % (HD / 32);
     i64 row = q.row_of(column);
@@ -25,8 +25,8 @@ __device__ __forceinline__ void for_each(float (&acc)[(HD + 63) / 64][COLUMNS / 
 }
 
 // Folds the partial results of all splits of this tile's row, in rising order, by the same operations as a block folds its own.
-template <int HD, int COLUMNS>
-__device__ __forceinline__ void fold_partials(const float* partial, int columns, int splits, int max_splits, Shared<HD, COLUMNS>& shared) {
+template <int HD, int COLUMNS, bool F16>
+__device__ __forceinline__ void fold_partials(const float* partial, int columns, int splits, int max_splits, Shared<HD, COLUMNS, F16>& shared) {
   for (int work = threadIdx.x; work < columns * HD; work += THREADS) {
     int column = work / HD, dim = work % HD;
     const float* from = partial + (i64)column * max_splits * (HD + 2);

@@ -63,8 +63,8 @@ class Settings:
         "Longest prompt and answer of one request. auto: what the model was trained for.", unit="tokens",
     )
     kv: str | None = row(
-        Maybe(Choice("f32", "int8"), "auto"), None, ENGINE,
-        "How keys and values are kept: exact, or a quarter of the memory. auto: f32 on the CPU, int8 elsewhere.",
+        Maybe(Choice("f32", "f16", "int8"), "auto"), None, ENGINE,
+        "How keys and values are kept: exact (f32, CPU), in half the memory (f16, GPU) or a quarter. auto: f32 on the CPU, int8 elsewhere.",
     )
     kv_memory_mib: int | None = row(
         Maybe(Integer(1, 1 << 24), "auto"), None, ENGINE,

@@ -48,6 +48,6 @@ def assemble_on_devices(
         log.info(line)
     models: list[tuple[str, Any]] = []  # what leaves the last stage is for the DeviceSampler alone
     for number, (span, device) in enumerate(zip(spans, devices, strict=True)):
-        stage = load_device_stage(device, file, config, span, facts, packed)
+        stage = load_device_stage(device, file, config, span, facts, packed, planner(settings, file, config).kv)
         models.append((stage_name(number, device.info, span), stage))
     return Pipeline(models, facts, cast(Any, DeviceSampler(models[-1][1].ops)))

@@ -74,12 +74,13 @@ def window_sizes(chunk: int, slots: int, context: int) -> WindowSizes:
     return WindowSizes(max(ROW_BUCKETS[-1], chunk), row_bucket(slots), context)
 
 
-def work_bytes(config: ModelConfig, sizes: WindowSizes, is_last: bool) -> int:
+def work_bytes(config: ModelConfig, sizes: WindowSizes, is_last: bool, kv: str = "int8") -> int:
     """Bytes of kernel_ops.Workspace, of a window's metadata and, on the last stage, of what tokens are picked in."""
     heads, dim = config.num_heads * config.head_dim, config.head_dim
     floats = 2 * config.width + heads + 2 * config.num_kv_heads * dim
     codes = sum(padded(columns) * 5 // 4 for columns in (config.width, heads, config.ffn_width))
-    row = 4 * (floats + 1) + codes + heads + 4 * heads // scale_group(dim)
+    queries = heads * (2 if kv == "f16" else 1) + 4 * heads // scale_group(dim)
+    row = 4 * (floats + 1) + codes + queries
     splits = 4 * sizes.decode_rows * config.num_heads * num_splits(sizes.context) * (config.head_dim + 2)
     ends = 4 * HEAD_ROWS * config.vocab_size + (room_bytes(HEAD_ROWS, config.vocab_size) if is_last else 0)
     metadata = 4 * (sizes.rows * (4 + dim) + ROW_BUCKETS[-1] * (sizes.context // PAGE_TOKENS + 5))
@@ -107,7 +108,7 @@ class Planner:
     def fixed_bytes(self, span: range, context: int) -> tuple[int, int]:
         """What a stage needs besides weights and pages: to work, and for its graphs."""
         sizes = window_sizes(self.chunk, self.slots, context)
-        return work_bytes(self.config, sizes, span.stop == self.config.num_layers), graph_bytes(len(span), self.slots, context)
+        return work_bytes(self.config, sizes, span.stop == self.config.num_layers, self.kv), graph_bytes(len(span), self.slots, context)
 
     def stages(self, spans: Sequence[range], free: Sequence[int], context: int, packed: bool) -> list[StagePlan]:
         plans = []
@@ -137,7 +138,7 @@ def planner(settings: Settings, file: GGUFFile, config: ModelConfig) -> Planner:
     return Planner(file, config, kv, max(settings.chunk, ROW_BUCKETS[-1]), settings.batch)
 
 
-KV_KINDS = ("int8",)
+KV_KINDS = ("int8", "f16")
 
 
 def size_engine(

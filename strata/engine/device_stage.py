@@ -145,9 +145,9 @@ class DeviceStage:
 
 
 def load_device_stage(
-    device: Device, file: GGUFFile, config: ModelConfig, span: range, facts: EngineFacts, packed: bool = False
+    device: Device, file: GGUFFile, config: ModelConfig, span: range, facts: EngineFacts, packed: bool = False, kv: str = "int8"
 ) -> DeviceStage:
-    """Layers ``span`` of a model on ``device``, its kernels compiled; ``packed`` as for WeightLoader.
+    """Layers ``span`` of a model on ``device``, its kernels compiled; ``packed`` as for WeightLoader, ``kv`` as PageShape.kind.
 
     Raises DeviceError for what does not fit or compile, ModelError for heads that the kernels cannot hold.
     """
@@ -158,19 +158,20 @@ def load_device_stage(
     stream = device.stream()
     loader = WeightLoader(file, config, device, stream, packed)
     rope = Rope(config.rope, loader.optional("rope_freqs.weight"))
-    return build_stage(config, load_weights(loader, config, span), rope, facts, device, stream)
+    return build_stage(config, load_weights(loader, config, span), rope, facts, device, stream, kv)
 
 
 def build_stage(
-    config: ModelConfig, weights: StageWeights, rope: Rope, facts: EngineFacts, device: Device, stream: Stream
+    config: ModelConfig, weights: StageWeights, rope: Rope, facts: EngineFacts, device: Device, stream: Stream, kv: str = "int8"
 ) -> DeviceStage:
     """A stage around weights that are on ``device``: its pages, its work space, its kernels compiled."""
-    shape = PageShape(len(weights.layers), config.num_kv_heads, config.head_dim, facts.page_tokens)
+    shape = PageShape(len(weights.layers), config.num_kv_heads, config.head_dim, facts.page_tokens, kv)
     pages = Pages(shape, device.allocate((facts.num_pages + 1, shape.page_bytes), np.int8))
     sizes = WindowSizes(max(ROW_BUCKETS[-1], facts.chunk), row_bucket(facts.max_rows), facts.context)
     space = Workspace(device, config, pages, sizes, stream)
     ends = [matrix for matrix in (weights.embedding, weights.output[1] if weights.output else None) if matrix is not None]
-    seconds = device.compile(list(kernels_of(config, weights.layers, ends, sorted({*row_buckets(facts.max_rows), facts.chunk}))))
+    counts = sorted({*row_buckets(facts.max_rows), facts.chunk})
+    seconds = device.compile(list(kernels_of(config, shape, weights.layers, ends, counts)))
     log.info("kernels for %s: %.1f s to compile, or to find in the cache", device.info.name, seconds)
     return DeviceStage(KernelOps(device, config, pages, space, stream), weights, rope, facts)
 

@@ -27,7 +27,7 @@ from strata.kernels.add import add
 from strata.kernels.attention import SplitSpace, attention, num_splits
 from strata.kernels.embed import embed
 from strata.kernels.matmul import linear, linear_name
-from strata.kernels.pages import Pages
+from strata.kernels.pages import Pages, PageShape
 from strata.kernels.parts import linear_parts, linear_swiglu_parts, parts_name, swiglu_parts_name
 from strata.kernels.rms_norm import rms_norm
 from strata.kernels.store_heads import Queries, allocate_queries, store_heads
@@ -65,7 +65,7 @@ class Workspace:
         self.normed = zeroed(device, max_rows, config.width, stream)
         self.attended = zeroed(device, max_rows, heads * dim, stream)
         self.gated = zeroed(device, max_rows, config.ffn_width, stream)
-        self.queries = allocate_queries(device, max_rows, heads, dim)
+        self.queries = allocate_queries(device, max_rows, heads, pages.shape)
         self.logits = device.allocate((HEAD_ROWS, config.vocab_size), np.float32)
         self.every = device.allocate((max_rows,), np.int32)
         self.splits = attention_kernel.allocate_splits(device, sizes.decode_rows, heads, pages, sizes.context, stream)
@@ -129,11 +129,13 @@ class KernelOps:
         return logits
 
 
-def kernels_of(config: ModelConfig, layers: Sequence[DeviceLayer], ends: Sequence[Matrix], counts: Sequence[int]) -> Iterator[KernelName]:
+def kernels_of(
+    config: ModelConfig, pages: PageShape, layers: Sequence[DeviceLayer], ends: Sequence[Matrix], counts: Sequence[int]
+) -> Iterator[KernelName]:
     """Every kernel that windows of ``counts`` rows and prompts can need, to be compiled before the first window."""
-    yield from (norm_kernel.PLAIN, norm_kernel.ADDED, ADD, heads_kernel.kernel_name(config.head_dim))
+    yield from (norm_kernel.PLAIN, norm_kernel.ADDED, ADD, heads_kernel.kernel_name(pages))
     for prompt in (False, True):
-        yield attention_kernel.kernel_name(config.head_dim, config.group, prompt)
+        yield attention_kernel.kernel_name(pages, config.group, prompt)
     for matrix in ends:
         yield embed_kernel.kernel_name(matrix.layout)
     plain = {matrix.layout for layer in layers for matrix in (layer.attn_output, layer.down)} | {matrix.layout for matrix in ends}

@@ -67,7 +67,9 @@ def pool_pages(settings: Settings, room: int | None, page: int, pages_of_context
 
 
 def kv_kind(settings: Settings) -> KVKind:
-    """How the CPU keeps keys and values."""
+    """How the CPU keeps keys and values. Raises SettingError for what only a device keeps."""
+    if settings.kv == "f16":
+        raise SettingError("kv: f16 is kept on GPUs; the CPU keeps f32 or int8")
     return cast(KVKind, settings.kv or "f32")
 
 

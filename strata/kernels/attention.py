@@ -1,4 +1,4 @@
-"""Causal attention over int8 pages, for decode rows and for prompts (attention.cu): the same bits for a row in both."""
+"""Causal attention over pages, for decode rows and for prompts (attention.cu): the same bits for a row in both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from strata.devices.base import Buffer, Device, KernelName, Launch, Stream
 from strata.kernels.check import Shapes, ceil_div, int32
-from strata.kernels.pages import Pages, RowPlaces, scale_group
+from strata.kernels.pages import Pages, PageShape, RowPlaces, scale_group
 from strata.kernels.store_heads import Queries
 from strata.kernels.tensors import Activations
 
@@ -45,10 +45,10 @@ def allocate_splits(device: Device, rows: int, heads: int, pages: Pages, context
     return SplitSpace(partial, arrived)
 
 
-def kernel_name(head_dim: int, group: int, prompt: bool) -> KernelName:
+def kernel_name(shape: PageShape, group: int, prompt: bool) -> KernelName:
     """``group``: query heads per KV head. A prompt's tile has 16 columns, a decode row's as few as hold its group."""
     tiles = 2 if prompt else ceil_div(group, COLUMNS)
-    return KernelName("attention", f"attention<{head_dim}, {tiles}>")
+    return KernelName("attention", f"attention<{shape.head_dim}, {tiles}{shape.template_end}>")
 
 
 def attention(
@@ -61,7 +61,7 @@ def attention(
     rising positions, in tiles that read keys and values once for several rows. Padding of ``out`` must be zero; it is not written.
     """
     shape, shapes = pages.shape, Shapes("attention", head_dim=pages.shape.head_dim)
-    shapes.match("queries", queries.codes, np.int8, "rows", "heads", "head_dim")
+    shapes.match("queries", queries.codes, np.int8, "rows", "heads", shape.query_bytes)
     rows, heads, kv_heads = shapes["rows"], shapes["heads"], shape.kv_heads
     shapes.match("scales", queries.scales, np.float32, "rows", "heads", shape.head_dim // scale_group(shape.head_dim))
     places.check(shapes)
@@ -83,4 +83,4 @@ def attention(
     where = [places.positions, places.row_table, places.tables, int32(shapes["max_pages"]), *pages.arguments(layer)]
     scratch = [int32(per_block), partial, int32(max_splits), arrived]
     arguments = [queries.codes, queries.scales, *sizes, *where, *scratch, out.codes, out.meta, int32(out.width)]
-    device.launch(Launch(kernel_name(shape.head_dim, group, splits is None), grid, THREADS), arguments, stream)
+    device.launch(Launch(kernel_name(shape, group, splits is None), grid, THREADS), arguments, stream)

@@ -36,6 +36,16 @@ class PageShape:
             raise ValueError(f"pages of {self.page_tokens} positions: a multiple of 32 is needed on a device")
 
     @property
+    def query_bytes(self) -> int:
+        """Of one query head as attention reads it, its scales not counted."""
+        return self.head_dim * (2 if self.kind == "f16" else 1)
+
+    @property
+    def template_end(self) -> str:
+        """What the kernels' template arguments end with for pages of this kind."""
+        return ", true" if self.kind == "f16" else ""
+
+    @property
     def head_bytes(self) -> int:
         """Of keys, values and their scales of one head in one layer."""
         if self.kind == "f16":

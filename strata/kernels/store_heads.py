@@ -8,14 +8,17 @@ import numpy as np
 
 from strata.devices.base import Buffer, Device, KernelName, Launch, Stream
 from strata.kernels.check import Shapes, ceil_div, int32
-from strata.kernels.pages import Pages, RowPlaces, scale_group
+from strata.kernels.pages import Pages, PageShape, RowPlaces, scale_group
 
 HEADS_PER_BLOCK = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Quantised queries: ``codes`` int8 [rows, heads, head_dim], ``scales`` float32 [rows, heads, head_dim / group]."""
+    """Queries: ``codes`` int8 [rows, heads, head_dim] and ``scales`` float32 [rows, heads, head_dim / group].
+
+    For f16 pages the bytes of float16 [rows, heads, head_dim] are ``codes``, and ``scales`` is not touched.
+    """
 
     codes: Buffer
     scales: Buffer
@@ -30,13 +33,13 @@ class HeadNorms:
     eps: float
 
 
-def allocate_queries(device: Device, rows: int, heads: int, head_dim: int) -> Queries:
-    groups = head_dim // scale_group(head_dim)
-    return Queries(device.allocate((rows, heads, head_dim), np.int8), device.allocate((rows, heads, groups), np.float32))
+def allocate_queries(device: Device, rows: int, heads: int, shape: PageShape) -> Queries:
+    groups = shape.head_dim // scale_group(shape.head_dim)
+    return Queries(device.allocate((rows, heads, shape.query_bytes), np.int8), device.allocate((rows, heads, groups), np.float32))
 
 
-def kernel_name(head_dim: int) -> KernelName:
-    return KernelName("store_heads", f"store_heads<{head_dim}>")
+def kernel_name(shape: PageShape) -> KernelName:
+    return KernelName("store_heads", f"store_heads<{shape.head_dim}{shape.template_end}>")
 
 
 def store_heads(
@@ -49,7 +52,7 @@ def store_heads(
     """
     shape, shapes = pages.shape, Shapes("store_heads", head_dim=pages.shape.head_dim)
     groups = shape.head_dim // scale_group(shape.head_dim)
-    shapes.match("queries", queries.codes, np.int8, "rows", "heads", "head_dim")
+    shapes.match("queries", queries.codes, np.int8, "rows", "heads", shape.query_bytes)
     shapes.match("scales", queries.scales, np.float32, "rows", "heads", groups)
     shapes.match("qkv", qkv, np.float32, "rows", shapes["heads"] + 2 * shape.kv_heads, "head_dim")
     shapes.match("turns", turns, np.float32, "rows", "pairs", 2)
@@ -62,4 +65,4 @@ def store_heads(
     where = [places.positions, places.row_table, places.tables, int32(shapes["max_pages"])]
     grid = (ceil_div(shapes["heads"] + 2 * shape.kv_heads, HEADS_PER_BLOCK), shapes["rows"], 1)
     arguments = [qkv, *gammas, turns, *sizes, *where, queries.codes, queries.scales, *pages.arguments(layer)]
-    device.launch(Launch(kernel_name(shape.head_dim), grid, 32 * HEADS_PER_BLOCK), arguments, stream)
+    device.launch(Launch(kernel_name(shape), grid, 32 * HEADS_PER_BLOCK), arguments, stream)

@@ -50,7 +50,7 @@ def from_file(path: Path, content: object) -> Settings:
         (["--top-p", "0"], ["--top-p", "above 0, up to 1"]),
         (["--temperature", "nan"], ["--temperature", "nan"]),
         (["--temperature", "warm"], ["--temperature", "warm"]),
-        (["--kv", "f16"], ["--kv", "f16", "f32 or int8"]),
+        (["--kv", "f64"], ["--kv", "f64", "f32, f16 or int8"]),
         (["--deterministic=maybe"], ["--deterministic", "maybe", "on or off"]),
         (["--device", "gpu"], ["--device", "gpu", "must be cpu, cuda or emulated"]),
         (["--api-key", "hush"], ["STRATA_API_KEY", "--api-key-file"]),

@@ -18,11 +18,12 @@ SIZES = ("--device", "emulated", "--context", "256", "--batch", "2", "--chunk", 
 GAP = 0.3  # nats that int8 activations can make up for with these weights (tests/kernels/test_engine.py: 0.05 rms on logits)
 
 
-async def test_the_kernels_serve_what_the_processors_serve() -> None:
+@pytest.mark.parametrize("kv", ["int8", "f16"])
+async def test_the_kernels_serve_what_the_processors_serve(kv: str) -> None:
     """One request alone, then beside a seeded one: the same tokens, and those of the CPU engine up to the first close call."""
     prompt = some_tokens(40)
     oracle = await cold(prompt, 6)
-    async with launched(*SIZES) as process:
+    async with launched(*SIZES, "--kv", kv) as process:
         await process.until_ready()
         assert any("emulated" in line and "weights" in line for line in process.log), process.log  # the plan, before the weights
         alone = await process.complete(prompt, 6, cache_prompt=False)

@@ -38,6 +38,11 @@ def test_every_slot_has_room_for_a_full_context(config: ModelConfig) -> None:
     assert planned(config, 8 * GIB, context=65).num_pages == 8 * 2, "a page begun counts"
 
 
+def test_halves_are_refused_by_name(config: ModelConfig) -> None:
+    with pytest.raises(SettingError, match="kv: f16 .* the CPU keeps f32 or int8"):
+        planned(config, GIB, kv="f16")
+
+
 @pytest.mark.parametrize("chunk, rounded", [(1, 128), (128, 128), (129, 256), (512, 512)])
 def test_chunks_end_on_the_grid(config: ModelConfig, chunk: int, rounded: int) -> None:
     assert planned(config, GIB, chunk=chunk).chunk == rounded

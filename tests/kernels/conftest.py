@@ -9,6 +9,7 @@ from strata.devices.base import KernelName
 from strata.devices.host_compiler import find_compiler
 from strata.kernels.attention import kernel_name as attention_name
 from strata.kernels.matmul import linear_name
+from strata.kernels.pages import PageShape
 from strata.weights.layouts import LAYOUTS
 from tests.kernels.devices import ON_GPU, new_device
 
@@ -29,7 +30,8 @@ def compiled_ahead(request):
     layouts = sorted(set(LAYOUTS) - {"half"})
     names = [linear_name(layout, count) for layout in layouts for count in (1, 8)]
     names += [KernelName("matmul", f"matmul<{layout}, {tiles}>") for layout in layouts for tiles in (1, 4)]
-    names += [attention_name(dim, group, prompt) for dim, group in ((64, 2), (128, 3), (96, 1)) for prompt in (False, True)]
+    shapes = [(PageShape(1, 1, dim, 64), group) for dim, group in ((64, 2), (128, 3), (96, 1))]
+    names += [attention_name(shape, group, prompt) for shape, group in shapes for prompt in (False, True)]
     new_device().compile(names)
 
 

@@ -110,7 +110,7 @@ def fill(cache, rng, slot, length, heads, norms=None, layer=1):
     qkv = rng.standard_normal((length, heads + 2 * shape.kv_heads, shape.head_dim)).astype(f32)
     angles = rng.uniform(0, 6, (length, shape.head_dim // 2 - 4))
     turns = np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(f32)
-    queries = allocate_queries(bench.device, length, heads, shape.head_dim)
+    queries = allocate_queries(bench.device, length, heads, shape)
     places = cache.places([slot] * length, range(length))
     device_norms = None if norms is None else HeadNorms(bench.put(norms[0]), bench.put(norms[1]), 1e-6)
     store_heads(bench.device, bench.put(qkv), bench.put(turns), device_norms, places, layer, cache.pages, queries, bench.stream)

@@ -79,14 +79,23 @@ def test_memory_for_keys_and_values_that_is_not_there_is_refused(opened):
         size_engine(replace(SETTINGS, kv_memory_mib=2000), *opened, [range(4)], [1 << 30])
 
 
-def test_a_plan_is_what_a_stage_allocates(opened):
+def test_f16_pages_take_twice_the_memory_and_f32_is_refused(opened):
+    sizes = [size_engine(replace(SETTINGS, kv=kv), *opened, [range(4)], [1 << 30])[0].page_bytes for kv in ("int8", "f16")]
+    assert sizes == [4 * 2 * 2 * 64 * 66, 4 * 2 * 2 * 64 * 128]
+    with pytest.raises(SettingError, match="kv: f32 is not served on a device; it keeps int8 or f16"):
+        size_engine(replace(SETTINGS, kv="f32"), *opened, [range(4)], [1 << 30])
+
+
+@pytest.mark.parametrize("kv", ["int8", "f16"])
+def test_a_plan_is_what_a_stage_allocates(opened, kv):
     """But for the graphs, and some roundings."""
     if find_compiler() is None:
         pytest.skip("no C++ compiler (g++ or clang++) found")
     spans, devices = [range(1), range(1, 4)], [EmulatedDevice() for _ in range(2)]
     free = [device.memory().free for device in devices]
-    engine = assemble_on_devices(SETTINGS, *opened, spans, devices)
-    plans = planner(SETTINGS, *opened).stages(spans, free, 300, packed=False)
+    settings = replace(SETTINGS, kv=kv)
+    engine = assemble_on_devices(settings, *opened, spans, devices)
+    plans = planner(settings, *opened).stages(spans, free, 300, packed=False)
     for stage, device, before, plan in zip(engine.stages, devices, free, plans):
         used, planned = before - device.memory().free, plan.weights + plan.work + (engine.facts.num_pages + 1) * plan.page
         assert stage.model.ops.pages.data.nbytes == (engine.facts.num_pages + 1) * plan.page

@@ -21,12 +21,12 @@ FACTS = EngineFacts(num_pages=24, page_tokens=64, context=600, chunk=128, max_ro
 class DeviceStages(Stages):
     """The same model and helpers, each stage on an emulated device of its own."""
 
-    def __init__(self, path, splits=(), **options):
+    def __init__(self, path, splits=(), kv="int8", **options):
         super().__init__(path, NumpyOps(1), splits)
         edges = [0, *splits, self.config.num_layers]
         self.devices = [new_device(**options) for _ in edges[1:]]
         self.models = [
-            load_device_stage(device, self.file, self.config, range(start, stop), FACTS)
+            load_device_stage(device, self.file, self.config, range(start, stop), FACTS, kv=kv)
             for device, start, stop in zip(self.devices, edges, edges[1:])
         ]
 
@@ -57,6 +57,25 @@ def test_logits_are_those_of_the_cpu_within_int8(tiny):
     difference = logits - golden["logits"]
     assert np.sqrt(np.mean(difference**2)) < 0.1 * golden["logits"].std()
     assert np.abs(difference).max() < 0.5 * golden["logits"].std()
+
+
+def test_f16_pages_bring_logits_nearer_and_change_no_row_in_company(tiny):
+    golden = np.load(DATA / "tiny" / "llama-iq3s.npz")
+    tokens = random_ids(70, 9)
+    with DeviceStages(TINY, kv="f16") as halves:
+        got = [model.read(ids(golden["ids"]), pages_for(1)) - golden["logits"] for model in (halves, tiny)]
+        near, far = (np.sqrt(np.mean(one**2)) for one in got)
+        assert near < far and near < 0.08 * golden["logits"].std()
+        whole = halves.read(tokens, pages_for(2, first=4))
+        np.testing.assert_array_equal(halves.read(tokens, pages_for(2, first=6), chunk=30), whole)
+        pages = pages_for(2, first=8)
+        halves.read(tokens[:69], pages)
+        rows = [(int(tokens[3]), 61, pages_for(2, first=4)), (tokens[69], 69, pages)]
+        np.testing.assert_array_equal(halves.step(rows[1])[0], whole[69])
+        np.testing.assert_array_equal(halves.step(*rows)[1], whole[69])
+        image = halves.models[0].copy_out(pages)
+        halves.models[0].copy_in(image, (20, 14))
+        np.testing.assert_array_equal(halves.step((tokens[69], 69, (20, 14)))[0], whole[69])
 
 
 def test_greedy_tokens_are_those_of_the_cpu_where_the_gap_allows(tiny):
