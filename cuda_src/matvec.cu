@@ -19,10 +19,10 @@ __device__ __forceinline__ void dot_rows(const Weights& w, const Activations& x,
   for (int pair = lane_id(); pair < num_pairs; pair += CHAINS) {
     u32 words[2][16];
     Scale<L::HALVES> scales[2];
-    L::Codes::whole(w, row0, pair, words[0]);
-    L::Codes::whole(w, row1, pair, words[1]);
     L::Scales::get(w, row0, pair, scales[0]);
     L::Scales::get(w, row1, pair, scales[1]);
+    L::Codes::whole(w, row0, pair, words[0]);
+    L::Codes::whole(w, row1, pair, words[1]);
     for (int c = 0; c < COLUMNS; c++) {
       int column = min(c, count - 1);
       const uint4* codes = (const uint4*)x.row_codes(column) + 4 * pair;
