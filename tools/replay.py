@@ -229,7 +229,7 @@ def show(options: argparse.Namespace) -> None:
     requests = sum(map(len, crowds))
     hours = sum(visits[-1].time for visits in crowds) * options.stretch / 3600
     sessions = sum(len({visit.session for visit in visits}) for visits in crowds)
-    crowd = f"{len(crowds)} crowds (every {options.every}th session)"
+    crowd = f"{len(crowds)} crowds (every {options.every}th session)" if options.every > 1 else "every session"
     print(f"{options.trace.name}: {requests} requests of {sessions} sessions, {crowd}, {hours:.1f} h\n")
     print("| slots | rule | tokens read | hit share | fewer than the original | evictions | parked / back | first token: median / p90 |")
     print("| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
@@ -260,7 +260,7 @@ def show(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
-    parser.add_argument("--slots", type=lambda text: [int(part) for part in text.split(",")], default=[4, 6, 8])
+    parser.add_argument("--slots", type=lambda text: [int(part) for part in text.split(",")], default=[4, 6, 8], help="in turn (4,6,8)")
     parser.add_argument("--expire", type=float, default=600.0, help="STRATA_SLOT_EXPIRE_S of the rules with expiry")
     parser.add_argument("--stretch", type=float, default=1.0, help="multiply the trace's times")
     parser.add_argument("--every", type=int, default=1, help="every Nth session: a cluster's crowd is too large for one machine")
