@@ -37,7 +37,7 @@ def _slot(slot: Slot, context: int, now: float) -> SlotView:
     run = slot.run
     tokens = len(slot.conversation.tokens) if slot.conversation is not None else 0
     if run is None:
-        return SlotView(slot.id, slot.group, slot.state.value, tokens, context, idle_s=now - slot.used)
+        return SlotView(slot.id, slot.group, slot.state.value, tokens, context, idle_s=now - slot.used if slot.used else 0.0)
     prompt = len(run.request.prompt)
     return SlotView(
         slot.id, slot.group, slot.state.value, tokens, context, run.request.id, prompt, run.cached, min(tokens, prompt),

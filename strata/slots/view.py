@@ -40,7 +40,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """One slot. ``state``: a ``SlotState`` value. ``tokens``: tokens in the cache. ``idle_s``: since a request last left it."""
+    """One slot. ``state``: a ``SlotState`` value. ``tokens``: tokens in the cache. ``idle_s``: since one last left it, else 0."""
 
     id: int
     group: int

@@ -132,7 +132,6 @@ def test_a_history_that_frees_nothing_is_not_thrown_away_for_nothing() -> None:
     house.chat_beside("other", tuple(range(100, 128)))
     assert evictions(house) == {"memory": 1}
     house.run()
-    house.check("borrower")
     assert follow_up(house, "A", A) == 44 and follow_up(house, "B", B) == 0
 
 
