@@ -12,77 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-Tokens = tuple[int, ...]
+from strata.request import Sampling
+from strata.request import Tokens as Tokens
+
 FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is chosen from a row of logits, in this order: logit bias, penalties, top_k, top_p, min_p, draw.
-
-    ``temperature`` 0 is greedy. ``top_k`` 0 is off, ``top_p`` 1 is off, ``min_p`` 0 is off. Penalties as in vLLM: presence and
-    frequency count generated tokens only, repetition counts prompt and generated ones. ``seed`` (0 .. 2**63-1) is always
-    concrete: the server draws one where the client gave none. ``choice`` numbers the choices of one request (``n`` > 1).
-    ``logprobs`` is -1 for none, else how many of the best tokens to report beside the chosen one (raw logits, before the filters).
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int = 0
-    choice: int = 0
-    logprobs: int = -1
-
-    @property
-    def has_penalties(self) -> bool:
-        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """What a request says about where it sits.
-
-    ``slot``: a pinned slot id (``id_slot``). ``key``: the client's conversation key. ``tenant``: who may reuse its history
-    (a digest of the API key; "" when reuse is shared). ``reuse``: may continue or borrow held history (``cache_prompt``).
-    ``keep``: stays held when done and may displace others (``strata_checkpoint``).
-    """
-
-    slot: int | None = None
-    key: str = ""
-    tenant: str = ""
-    reuse: bool = True
-    keep: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One choice of one HTTP request, checked and tokenised.
-
-    ``prompt``: at least one token. ``max_tokens`` >= 0, and prompt + max_tokens fits the context. ``stop_tokens`` end the
-    answer (empty under ``ignore_eos``). ``turn_marks``: rising token counts, each the end of one user turn in ``prompt``; the
-    last is the conversation's anchor (a raw prompt has none: its anchor is ``len(prompt) - 1``). ``prompt_logprobs``: -1 for
-    none, else as ``Sampling.logprobs`` for every prompt token after the first (turns reuse off). ``deadline``: seconds
-    that it may wait in the queue, 0 for the server's default.
-    """
-
-    id: str
-    prompt: Tokens
-    max_tokens: int
-    sampling: Sampling = Sampling()
-    stop_tokens: frozenset[int] = frozenset()
-    turn_marks: Tokens = ()
-    placement: Placement = Placement()
-    prompt_logprobs: int = -1
-    deadline: float = 0.0
-
-    @property
-    def anchor(self) -> int:
-        return self.turn_marks[-1] if self.turn_marks else len(self.prompt) - 1
+DraftSource = Literal["", "mtp", "lookup"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +29,30 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """How many drafts each source may propose for a slot's next window: the model's MTP head, a lookup in the slot's own history.
+
+    A lookup that finds enough goes first; the head then does no work.
+    """
+
+    mtp: int = 0
+    lookup: int = 0
+
+
+NO_DRAFTS = DraftLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Consecutive rows of one slot in a window.
 
     ``tokens`` go to positions ``start ..``. ``pages`` is the slot's page table, at least up to the last position written. The
     last ``num_drafts`` tokens are drafts to verify. ``sampling`` None: a part of a prompt whose end is not reached, nothing is picked.
     Otherwise a token is picked for the last row (and for each row before a draft, while the draft equals the pick).
-    ``history``: (prompt, generated so far), set only where penalties need it. ``prompt_logprobs``: -1 for none, else the number of
+    ``history``: (prompt, generated so far). ``prompt_logprobs``: -1 for none, else the number of
     alternatives wanted for every row: row i reports the logprob of the token at position i + 1; ``next_token`` is the prompt
-    token after the segment (None at the prompt's end), so that a cut between chunks loses no logprob.
+    token after the segment (None at the prompt's end), so that a cut between chunks loses no logprob. ``draft_limits``: how
+    many drafts are wanted behind what this window picks. ``history`` is set where penalties or drafts need it.
     """
 
     request_id: str
@@ -116,6 +65,7 @@ class Segment:
     history: tuple[Tokens, Sequence[int]] | None = None
     prompt_logprobs: int = -1
     next_token: int | None = None
+    draft_limits: DraftLimits = NO_DRAFTS
 
     @property
     def end(self) -> int:
@@ -139,7 +89,8 @@ class SegmentResult:
     ``picks``: tokens picked (empty for a part of a prompt); ``accepted`` of the segment's drafts equalled their picks, and
     ``len(picks) == accepted + 1``. ``logprobs`` go with ``picks`` where asked for. ``error``: this row failed alone (a NaN row),
     the request must end with an ``EngineError``. ``snapshots``: positions up to which a resume is now possible, for models whose
-    state cannot be cut anywhere (empty for attention-only models).
+    state cannot be cut anywhere (empty for attention-only models). ``drafts``: proposed for the positions after the last pick,
+    by ``draft_source``.
     """
 
     picks: Tokens = ()
@@ -148,16 +99,22 @@ class SegmentResult:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: str = ""
     snapshots: Tokens = ()
+    drafts: Tokens = ()
+    draft_source: DraftSource = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowDone:
-    """A window has left the last stage; its pages may be reused. ``seconds``: engine time, not waiting; ``stage_seconds``: by stage."""
+    """A window has left the last stage; its pages may be reused.
+
+    ``seconds``: engine time, not waiting; ``stage_seconds``: by stage; ``draft_seconds``: the part of it that went into drafts.
+    """
 
     window_id: int
     results: tuple[SegmentResult, ...]
     seconds: float = 0.0
     stage_seconds: tuple[float, ...] = ()
+    draft_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +158,7 @@ class EngineFacts:
     ``context``: longest prompt + answer of one request. ``prompt_grid``: prompt chunks end at multiples of this absolute position
     (or at the prompt's end). ``chunk``: default chunk, a multiple of the grid. ``max_rows``: rows in a decode window.
     ``snapshots``: True where a history can only be resumed at positions reported as ``SegmentResult.snapshots``.
+    ``max_drafts``: drafts that a segment may hold (``--spec`` - 1); ``draft_sources``: who can propose them.
     """
 
     num_pages: int
@@ -212,6 +170,8 @@ class EngineFacts:
     max_rows: int = 32
     num_stages: int = 1
     snapshots: bool = False
+    max_drafts: int = 0
+    draft_sources: tuple[DraftSource, ...] = ()
 
 
 class Engine(Protocol):

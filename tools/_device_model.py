@@ -22,7 +22,8 @@ from strata.engine.kernel_weights import DeviceLayer, WeightLoader
 from strata.engine.pipeline import Pipeline
 from strata.engine.rope import Rope, RopeConfig
 from strata.kernels.tensors import Matrix
-from strata.messages import EngineFacts, EngineFailed, Sampling, Segment, Window
+from strata.messages import EngineFacts, EngineFailed, Segment, Window
+from strata.request import Sampling
 from strata.weights.formats import BY_NAME
 from strata.weights.gguf import GGUFFile
 from strata.weights.writer import StoredTensor

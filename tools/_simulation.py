@@ -19,9 +19,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from strata.messages import (  # noqa: E402
-    CopyDone, EngineFacts, NewTokens, PageCopy, Request, RequestEvent, Segment, SegmentResult, Terminal, Window, WindowDone,
-    Cancelled, Failed, Finished,
+    Cancelled, CopyDone, EngineFacts, Failed, Finished, NewTokens, PageCopy, RequestEvent,
+    Segment, SegmentResult, Terminal, Window, WindowDone,
 )
+from strata.request import Request  # noqa: E402
 from strata.slots import SlotMachine, SlotPolicy  # noqa: E402
 from strata.slots.events import Arrive, Event, Trace  # noqa: E402
 

@@ -11,7 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from strata.engine.split import balance  # noqa: E402
-from strata.messages import EngineFacts, NewTokens, Request, RequestEvent, Sampling, Terminal, Window  # noqa: E402
+from strata.messages import EngineFacts, NewTokens, RequestEvent, Terminal, Window  # noqa: E402
+from strata.request import Request, Sampling  # noqa: E402
 from strata.slots import SlotPolicy  # noqa: E402
 from strata.slots.grouping import line, turn  # noqa: E402
 from tools._simulation import Costs, World  # noqa: E402

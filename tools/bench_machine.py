@@ -18,7 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from strata.messages import EngineFacts, Finished, Request, Sampling, SegmentResult, Window, WindowDone  # noqa: E402
+from strata.messages import EngineFacts, Finished, SegmentResult, Window, WindowDone  # noqa: E402
+from strata.request import Request, Sampling  # noqa: E402
 from strata.slots import SlotMachine, SlotPolicy, pack  # noqa: E402
 from strata.slots.events import Arrive  # noqa: E402
 

@@ -25,7 +25,8 @@ from strata.engine.forward import StageModel  # noqa: E402
 from strata.engine.kv import PAGE_TOKENS, PagedKV  # noqa: E402
 from strata.engine.numpy_ops import NumpyOps  # noqa: E402
 from strata.engine.products import Matrix, cuts  # noqa: E402
-from strata.messages import Sampling, Segment, Window  # noqa: E402
+from strata.messages import Segment, Window  # noqa: E402
+from strata.request import Sampling  # noqa: E402
 from strata.weights.gguf import GGUFFile  # noqa: E402
 
 SLOTS, CONTEXT, PROMPT = 8, 160, 512

@@ -31,7 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from strata.config import Settings  # noqa: E402
 from strata.engine.load import load_engine  # noqa: E402
 from strata.engine.pipeline import Pipeline  # noqa: E402
-from strata.messages import EngineEvent, Request, RequestEvent, Sampling, Window, WindowDone  # noqa: E402
+from strata.messages import EngineEvent, RequestEvent, Window, WindowDone  # noqa: E402
+from strata.request import Request, Sampling  # noqa: E402
 from strata.slots import SlotMachine, SlotManager, SlotPolicy  # noqa: E402
 from strata.weights.gguf import GGUFFile  # noqa: E402
 from tools._stages import PROMPT, Arm, Meter, Times, formula, simulated, suggest  # noqa: E402

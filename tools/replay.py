@@ -27,7 +27,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from strata.errors import ClientError  # noqa: E402
-from strata.messages import EngineFacts, Placement, Request, Sampling, Tokens  # noqa: E402
+from strata.messages import EngineFacts, Tokens  # noqa: E402
+from strata.request import Placement, Request, Sampling  # noqa: E402
 from strata.slots import SlotPolicy  # noqa: E402
 from tools._simulation import Costs, Outcome, World  # noqa: E402
 

@@ -19,7 +19,8 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from strata.messages import EngineFacts, Placement, Request, Sampling  # noqa: E402
+from strata.messages import EngineFacts  # noqa: E402
+from strata.request import Placement, Request, Sampling  # noqa: E402
 from strata.slots import SlotPolicy  # noqa: E402
 from tools._simulation import Costs, Outcome, World  # noqa: E402
 

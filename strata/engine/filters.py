@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.messages import Sampling
+from strata.request import Sampling
 
 Logits = NDArray[np.float32]
 Ids = NDArray[np.int64]

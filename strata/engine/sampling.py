@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.engine import filters, philox
-from strata.messages import Sampling, TokenLogprob, Tokens
+from strata.messages import TokenLogprob, Tokens
+from strata.request import Sampling
 
 GREEDY_BELOW = 1e-5  # a temperature that cannot turn a choice but could overflow the division; vLLM draws the line there too
 BROKEN = -1  # the pick of a row without a usable maximum

@@ -10,7 +10,7 @@ import numpy as np
 
 from strata.devices.base import Buffer, Device, HostArray, KernelName, Launch, Stream
 from strata.kernels.check import Shapes, int32
-from strata.messages import Sampling
+from strata.request import Sampling
 
 PICK, LOGPROBS = KernelName("sample", "sample"), KernelName("sample", "logprobs")
 THREADS = 512

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from strata.config.settings import Settings
 from strata.errors import ClientError, ContextExceeded, NotFound
-from strata.messages import Request
+from strata.request import Request
 from strata.server.exchange import Head
 from strata.server.fields import Fields, parse_object
 from strata.server.guard import Guard

@@ -6,7 +6,8 @@ so the same request counts the same tokens however fast the engine is. A stop to
 
 from __future__ import annotations
 
-from strata.messages import Failed, Finished, NewTokens, Request, TokenLogprob, Usage
+from strata.messages import Failed, Finished, NewTokens, TokenLogprob, Usage
+from strata.request import Request
 from strata.server.parameters import Output
 from strata.text.detokenize import Detokenizer
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from strata.config.settings import Settings
 from strata.errors import ClientError
-from strata.messages import Placement, Sampling
+from strata.request import Placement, Sampling
 from strata.server.fields import Fields, as_integer
 
 MAX_CHOICES = 64

@@ -16,7 +16,8 @@ from typing import Any, Protocol, TypeVar
 from strata import __version__
 from strata.config.settings import TABLE, Settings
 from strata.errors import Draining, EngineDead, Loading, Unavailable
-from strata.messages import Request, RequestEvent
+from strata.messages import RequestEvent
+from strata.request import Request
 from strata.metrics import Metrics
 from strata.server.guard import Guard
 from strata.server.host import memory_bytes

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Container
 
 from strata.errors import ClientError, ContextExceeded
-from strata.messages import EngineFacts, Request
+from strata.messages import EngineFacts
+from strata.request import Request
 from strata.slots.events import Arrive, IllegalEvent
 from strata.slots.policy import SlotPolicy
 from strata.slots.slot import Run

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from strata.messages import EngineEvent, PageCopy, Request, RequestEvent, Window
+from strata.messages import EngineEvent, PageCopy, RequestEvent, Window
+from strata.request import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,10 @@ from collections import deque
 from collections.abc import Callable
 
 from strata.errors import EngineDead
-from strata.messages import Cancelled, Engine, EngineEvent, EngineFailed, Failed, Finished, PageCopy, Request, RequestEvent, Window
+from strata.messages import (
+    Cancelled, Engine, EngineEvent, EngineFailed, Failed, Finished, PageCopy, RequestEvent, Window,
+)
+from strata.request import Request
 from strata.slots import events
 from strata.slots.events import Command, Event, Trace
 from strata.slots.machine import SlotMachine

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from strata.messages import Request, Tokens, Usage
+from strata.messages import Tokens, Usage
+from strata.request import Request
 from strata.slots import states
 from strata.slots.conversation import Conversation
 from strata.slots.match import WIDTH, pack

@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata.errors import SettingError
-from strata.messages import EngineFacts, Sampling, Segment, SegmentResult, Tokens, Window, WindowDone
+from strata.messages import EngineFacts, Segment, SegmentResult, Tokens, Window, WindowDone
+from strata.request import Sampling
 from strata.slots.conversation import Conversation
 from strata.slots.events import Command, IllegalEvent
 from strata.slots.grouping import Grouping

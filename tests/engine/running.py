@@ -11,7 +11,8 @@ from strata.engine.families import read_config
 from strata.engine.forward import StageModel
 from strata.engine.kv import KVKind, PagedKV
 from strata.engine.numpy_ops import NumpyOps
-from strata.messages import Sampling, Segment, Window
+from strata.messages import Segment, Window
+from strata.request import Sampling
 from strata.weights.gguf import GGUFFile
 
 DATA = Path(__file__).parent.parent / "data"

@@ -11,7 +11,8 @@ import pytest
 from strata.engine.kv import PagedKV
 from strata.engine.numpy_ops import NumpyOps
 from strata.engine.rows import GridPart, RowPart
-from strata.messages import Sampling, Segment, Window
+from strata.messages import Segment, Window
+from strata.request import Sampling
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
 CONFIG: Any = SimpleNamespace(num_kv_heads=KV_HEADS, head_dim=DIM)

@@ -11,7 +11,8 @@ import pytest
 from strata.engine import attention
 from strata.engine.kv import KVKind
 from strata.engine.numpy_ops import NumpyOps
-from strata.messages import Sampling, Segment, Window
+from strata.messages import Segment, Window
+from strata.request import Sampling
 from tests.engine.running import GOLDEN, TINY, Floats, Stages, pages_for, random_ids, segment
 
 BIASED = next(path for path in GOLDEN if path.stem == "llama-bias")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from strata.engine.rows import GRID, SHORT_ROWS, GridPart, RowPart, plan, wanted_rows
-from strata.messages import Sampling, Segment, Window
+from strata.messages import Segment, Window
+from strata.request import Sampling
 
 TABLE = tuple(range(40, 60))
 

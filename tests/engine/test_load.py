@@ -15,7 +15,8 @@ from strata.config import Settings
 from strata.engine import load
 from strata.engine.load import load_engine
 from strata.errors import ModelError, SettingError
-from strata.messages import CopyDone, EngineEvent, PageCopy, Sampling, Segment, SegmentResult, Window, WindowDone
+from strata.messages import CopyDone, EngineEvent, PageCopy, Segment, SegmentResult, Window, WindowDone
+from strata.request import Sampling
 from strata.weights.gguf import GGUFFile
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from strata.engine import filters, philox, sampling
 from strata.engine.sampling import BROKEN, Row
-from strata.messages import Sampling
+from strata.request import Sampling
 
 
 def normal_logits(rows: int, vocab: int, spread: float, seed: int = 0) -> np.ndarray:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.engine import filters
-from strata.messages import Sampling
+from strata.request import Sampling
 
 # Few distinct values, so that ties are the rule; -inf as masked tokens have it.
 value = st.one_of(st.integers(-12, 12).map(lambda n: n / 2), st.floats(-30, 30, width=32), st.just(-np.inf))

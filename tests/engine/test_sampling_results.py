@@ -8,7 +8,8 @@ import pytest
 from strata.engine import sampling
 from strata.engine.results import NOT_FINITE, PROMPTS_KEPT, Sampler
 from strata.engine.rows import wanted_rows
-from strata.messages import Sampling, Segment, SegmentResult, Window
+from strata.messages import Segment, SegmentResult, Window
+from strata.request import Sampling
 
 VOCAB = 50
 GREEDY = Sampling(temperature=0)

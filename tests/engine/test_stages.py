@@ -26,7 +26,8 @@ from strata.engine.placement import Parts, open_devices, split_over_devices
 from strata.engine.sizes import weight_bytes
 from strata.errors import SettingError, StartError
 from strata.kernels.pages import PageShape
-from strata.messages import EngineFailed, Sampling, Segment, Window, WindowDone
+from strata.messages import EngineFailed, Segment, Window, WindowDone
+from strata.request import Sampling
 from strata.weights.gguf import GGUFFile
 from tests.engine.running import GOLDEN, TINY
 from tests.engine.test_load import GREEDY, Client

@@ -14,6 +14,7 @@ from tests.house.source import ROOT, Source, imports, sources
 RANK = {
     "": 0,  # strata/__init__.py
     "errors": 0,
+    "request": 0,
     "messages": 1,
     "config": 1,
     "console": 1,

@@ -13,7 +13,8 @@ from strata.engine.device_load import assemble_on_devices
 from strata.engine.device_plan import planner, size_engine, weight_bytes
 from strata.engine.families import read_config
 from strata.errors import SettingError
-from strata.messages import EngineFailed, Sampling, Segment, Window
+from strata.messages import EngineFailed, Segment, Window
+from strata.request import Sampling
 from strata.weights.gguf import GGUFFile
 from tests.engine.running import TINY
 

@@ -10,7 +10,8 @@ from strata.engine.device_sampling import DeviceSampler
 from strata.engine.device_stage import LogitsOnDevice
 from strata.engine.results import Sampler
 from strata.engine.rows import wanted_rows
-from strata.messages import Sampling, Segment, Window
+from strata.messages import Segment, Window
+from strata.request import Sampling
 
 pytestmark = pytest.mark.cxx
 VOCAB = 400

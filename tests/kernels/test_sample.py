@@ -5,7 +5,7 @@ import pytest
 
 from strata.engine.sampling import Row, pick, token_logprob
 from strata.kernels.sample import History, choices_of, logprobs, put_choices, sample
-from strata.messages import Sampling
+from strata.request import Sampling
 
 pytestmark = pytest.mark.cxx
 VOCAB = 1700

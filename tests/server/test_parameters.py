@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from strata.config.settings import Settings
 from strata.errors import ClientError, StrataError
-from strata.messages import Request, Sampling
+from strata.request import Request, Sampling
 from strata.server.admission import Admitted, admit_chat, admit_completion
 from strata.server.exchange import Head
 from strata.server.fields import Fields, as_integer, parse_object

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from strata.messages import CopyDone, EngineFacts, PageCopy, Request, Segment, SegmentResult, TokenLogprob, Window, WindowDone
+from strata.messages import CopyDone, EngineFacts, PageCopy, Segment, SegmentResult, TokenLogprob, Window, WindowDone
+from strata.request import Request
 
 VOCABULARY = 50
 EMPTY = 1469598103934665603

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from strata.messages import (
-    Cancelled, EngineFacts, Failed, Finished, NewTokens, PageCopy, Placement, Progress, Request, Sampling, Terminal, Tokens, Window,
+    Cancelled, EngineFacts, Failed, Finished, NewTokens, PageCopy, Progress, Terminal, Tokens, Window,
 )
+from strata.request import Placement, Request, Sampling
 from strata.slots.events import Arrive, Cancel, Command, Event, Trace
 from strata.slots.machine import SlotMachine
 from strata.slots.policy import SlotPolicy

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from strata.messages import CopyDone, EngineFailed, Placement, SegmentResult, WindowDone
+from strata.messages import CopyDone, EngineFailed, SegmentResult, WindowDone
+from strata.request import Placement
 from strata.slots.policy import SlotPolicy
 from tests.slots.house import House
 

@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from strata.errors import ClientError, Draining, EngineError, QueueFull
-from strata.messages import CopyDone, EngineFailed, Failed, Finished, Placement, SegmentResult, WindowDone
+from strata.messages import CopyDone, EngineFailed, Failed, Finished, SegmentResult, WindowDone
+from strata.request import Placement
 from strata.slots.events import Abort, Cancel, Drain, Stop, Tick
 from strata.slots.policy import SlotPolicy
 from tests.slots.fake_engine import expected

@@ -11,8 +11,9 @@ import pytest
 
 from strata.errors import Draining, EngineDead, QueueFull
 from strata.messages import (
-    Cancelled, EngineEvent, EngineFacts, EngineFailed, Failed, Finished, NewTokens, PageCopy, Request, RequestEvent, Sampling, Window,
+    Cancelled, EngineEvent, EngineFacts, EngineFailed, Failed, Finished, NewTokens, PageCopy, RequestEvent, Window,
 )
+from strata.request import Request, Sampling
 from strata.slots import SlotMachine, SlotManager, SlotPolicy
 from tests.clock import JumpClock
 from tests.slots.fake_engine import FakeEngine, expected, facts

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from strata.messages import Cancelled, CopyDone, Finished, Placement
+from strata.messages import Cancelled, CopyDone, Finished
+from strata.request import Placement
 from strata.slots.events import Tick
 from strata.slots.policy import SlotPolicy
 from tests.slots.house import House
@@ -285,16 +286,3 @@ def test_a_preempted_request_keeps_the_token_that_was_on_its_way() -> None:
         house.check(name)
         assert len(house.tokens[name]) == 40
     assert house.machine.counters.preemptions > 0
-
-
-def test_admission_waits_for_pages_instead_of_taking_them_from_running_requests() -> None:
-    house = House(SlotPolicy(slots=4), num_pages=20)
-    house.ask("first", (1,) * 40, max_tokens=8)
-    house.ask("second", (2,) * 40, max_tokens=8)
-    assert "second" not in house.progress and house.machine.view(house.now).waiting == 1
-    house.ask("small", (3,))
-    assert "small" not in house.progress, "who came later does not pass: the second would never find 11 pages"
-    house.run()
-    for name in ("first", "second", "small"):
-        house.check(name)
-    assert house.machine.counters.preemptions == 0

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from strata.messages import Placement
+from strata.request import Placement
 from strata.slots.pages import OutOfPages, PageAllocator
 from strata.slots.policy import SlotPolicy
 from tests.slots.house import House

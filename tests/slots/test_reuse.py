@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from strata.messages import Placement
+from strata.request import Placement
 from strata.slots.policy import SlotPolicy
 from tests.slots.house import House
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from strata.messages import EngineFacts, Request, Sampling
+from strata.messages import EngineFacts
+from strata.request import Request, Sampling
 from strata.slots import SlotPolicy
 from tests.slots.house import House
 from tools import draw_states, replay, simulate

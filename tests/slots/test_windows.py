@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from strata.errors import SettingError
-from strata.messages import EngineFacts, Sampling, Window
+from strata.messages import EngineFacts, Window
+from strata.request import Sampling
 from strata.slots.machine import SlotMachine
 from strata.slots.policy import SlotPolicy
 from tests.slots.house import House
