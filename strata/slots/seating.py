@@ -127,17 +127,19 @@ class Seating:
         return best
 
     def _promise(self, run: Run, relatives: Relatives) -> tuple[Run | None, int]:
-        """Who is about to have read most of this prompt, and how much. A state that cannot be cut anywhere promises nothing."""
+        """Who is about to have read most of this prompt, and how much of it.
+
+        Where only snapshots can be gone on from, what has been read may turn out to hold none; it is waited for all the same, as the
+        engine is busy with it anyway, and once.
+        """
         size = self.memory.facts.page_tokens
         best: tuple[Run | None, int] = None, 0
-        if self.memory.facts.snapshots:
-            return best
         for common, one in relatives:
             until = min(common, run.total - 1) // size * size
             if until <= best[1]:
                 break
             other = self.slots[one.slot].run if one.claimed and one.slot is not None else None
-            if other is not None and other.state is RequestState.SEATED and until <= other.total:
+            if other is not None and until <= other.total and other.is_still_reading(until):
                 best = other, until
         return best
 

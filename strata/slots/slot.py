@@ -95,10 +95,13 @@ class Run:
 
     def is_waiting_for_prefix(self) -> bool:
         """Somebody else is still reading what this request's prompt begins with."""
-        other = self.waits_for
-        if other is None or other.state is not RequestState.SEATED or other.slot is None or other.conversation is None:
+        return self.waits_for is not None and self.waits_for.is_still_reading(self.waits_until)
+
+    def is_still_reading(self, until: int) -> bool:
+        """It is seated, and its first ``until`` tokens are not in the cache yet."""
+        if self.state is not RequestState.SEATED or self.slot is None or self.conversation is None:
             return False
-        return other.slot.state is SlotState.RESTORING or len(other.conversation.tokens) < self.waits_until
+        return self.slot.state is SlotState.RESTORING or len(self.conversation.tokens) < until
 
     def usage(self, now: float, complete: bool) -> Usage:
         """Counts and times; ``complete`` False (cancelled, failed): ``prompt`` counts only what got into the cache."""

@@ -244,3 +244,24 @@ def test_tokens_are_right_while_the_way_changes(seed: int) -> None:
     for name in house.requests:
         if not house.was_cancelled(name):
             house.check(name)
+
+
+def test_only_a_window_that_was_alone_from_end_to_end_tells_what_lies_between_stages() -> None:
+    house = Timed(unlike, SlotPolicy(slots=4, groups=0), num_stages=2)
+    trips: list[float | None] = []
+
+    class Watched(StageTimes):
+        def observe(self, rows: int, stages: Sequence[float], trip: float | None) -> None:
+            trips.append(trip)
+
+    house.machine.scheduler.grouping.times = Watched()
+    house.ask("one", (1, 2, 3), max_tokens=20)
+    house.land()
+    house.land()
+    assert trips == [pytest.approx(2.502)], "the prompt's window had left before this one was sent"
+    house.ask("two", (4, 5, 6), max_tokens=20)
+    house.land()
+    assert trips[1] is None, "a chunk was sent behind it"
+    house.land()
+    house.land()
+    assert trips[2] is None, "it was sent while the chunk was on its way"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from strata.request import Placement
 from strata.slots.policy import SlotPolicy
 from tests.slots.house import House
 
@@ -17,3 +18,13 @@ def test_admission_waits_for_pages_instead_of_taking_them_from_running_requests(
     for name in ("first", "second", "small"):
         house.check(name)
     assert house.machine.counters.preemptions == 0
+
+
+def test_a_group_without_pages_gets_them_though_the_last_group_wants_none() -> None:
+    house = House(SlotPolicy(slots=4, groups=2), num_pages=8, num_stages=2)
+    house.ask("first", (1,) * 4, max_tokens=20, placement=Placement(slot=0))
+    house.ask("second", (2,) * 5, max_tokens=20, placement=Placement(slot=1))
+    house.run()
+    house.check("first")
+    house.check("second")
+    assert house.machine.counters.preemptions
