@@ -19,7 +19,7 @@ from strata.slots.match import WIDTH
 from strata.slots.memory import ON_DEVICE, Memory
 from strata.slots.policy import Seat, SlotPolicy, pick_slot
 from strata.slots.slot import Run, Slot
-from strata.slots.states import ConversationState, RequestEvent, RequestState, SlotEvent
+from strata.slots.states import ConversationState, RequestEvent, SlotEvent
 
 
 class Verdict(Enum):

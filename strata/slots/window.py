@@ -1,10 +1,11 @@
 """Builds the next windows: one decode window per group in flight, and prompt chunks between them.
 
 Decode windows and chunks share the engine. While anybody decodes, one chunk is in flight at a time, and after it the others decode for
-at least ``decode_share`` of the time the chunk took (work done on all stages, on either side of the account), so the gap between two tokens of a running answer is bounded by one chunk. With
-nobody decoding, or a share of 0, as many chunks are in flight as the engine has stages. Windows hold active rows only; ``rows=prefix``
-also runs a pad row for every hole below a group's last active slot, as the original did, to reproduce its numbers. Where the number of
-groups is the machine's to choose, all groups share one window whenever grouping.py finds that faster.
+at least ``decode_share`` of the time the chunk took (time is work, summed over stages and groups, on either side), so the gap between
+two tokens of a running answer is bounded by one chunk. With nobody decoding, or a share of 0, as many chunks are in flight as the
+engine has stages. Windows hold active rows only; ``rows=prefix`` also runs a pad row for every hole below a
+group's last active slot, as the original did, to reproduce its numbers. Where the number of groups is the machine's to choose, all
+groups share one window whenever grouping.py finds that faster.
 """
 
 from __future__ import annotations
