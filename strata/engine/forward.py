@@ -20,7 +20,7 @@ from strata.engine.rope import Rope, interleave
 from strata.engine.rows import Layout, wanted_rows
 from strata.messages import Tokens, Window
 from strata.weights.formats import dequantize, dequantize_blocks
-from strata.weights.gguf import GGUFFile
+from strata.weights.gguf import GGUFFile, Tensor
 
 Floats = NDArray[np.float32]
 
@@ -42,19 +42,24 @@ class Layer:
 
 
 class StageModel:
-    """Layers ``span`` of a model. ``kv`` has room for exactly these layers. Raises ModelError for weights that cannot be read."""
+    """Layers ``span`` of a model, to which ``kv``'s first layers belong. Raises ModelError for weights that cannot be read.
+
+    Where ``keeps_hidden`` is set, the last stage leaves in ``last_hidden`` what the head of a drafter needs: float32 [rows, width] of the
+    window just run, all its rows, after the final norm.
+    """
 
     def __init__(self, file: GGUFFile, config: ModelConfig, span: range, ops: NumpyOps, kv: PagedKV) -> None:
         self.config, self.ops, self.kv = config, ops, kv
         self.is_first, self.is_last = span.start == 0, span.stop == config.num_layers
-        weights = _Weights(file, config, ops)
+        self.keeps_hidden, self.last_hidden = False, np.empty((0, config.width), np.float32)
+        weights = Weights(file, config, ops)
         self.rope = Rope(config.rope, weights.optional("rope_freqs.weight"))
         self.layers = [weights.layer(index) for index in span]
         if self.is_last:
             self.output_norm = weights.vector("output_norm.weight")
             self.output = weights.matrix(["token_embd.weight" if config.tied else "output.weight"])
         if self.is_first:
-            self.embedding = _Embedding(file, self.output if self.is_last and config.tied else None)
+            self.embedding = Embedding(file.tensors["token_embd.weight"], self.output if self.is_last and config.tied else None)
 
     def forward(self, window: Window, hidden: Floats | None) -> Floats:
         """One window through this stage.
@@ -69,11 +74,14 @@ class StageModel:
                 self.kv.clear(layout.fresh)
             turns = self.rope.turns(layout.positions)
             for index, layer in enumerate(self.layers):
-                self._block(x, index, layer, plan, turns)
+                self.block(x, index, layer, plan, turns)
             if not self.is_last:
                 return x[layout.real]
-            x = self.ops.rms_norm(x[layout.real[list(wanted_rows(window))]], self.output_norm, self.config.eps)
-            return self.ops.logits(x, self.output)
+            wanted = list(wanted_rows(window))
+            if not self.keeps_hidden:
+                return self.ops.logits(self.ops.rms_norm(x[layout.real[wanted]], self.output_norm, self.config.eps), self.output)
+            self.last_hidden = self.ops.rms_norm(x[layout.real], self.output_norm, self.config.eps)
+            return self.ops.logits(self.last_hidden[wanted], self.output)
 
     def _enter(self, layout: Layout, hidden: Floats | None) -> Floats:
         if hidden is None:
@@ -82,7 +90,7 @@ class StageModel:
         x[layout.real] = hidden
         return x
 
-    def _block(self, x: Floats, index: int, layer: Layer, plan: Plan, turns: NDArray[np.complex64]) -> None:
+    def block(self, x: Floats, index: int, layer: Layer, plan: Plan, turns: NDArray[np.complex64]) -> None:
         """x += attention(norm(x)); x += ffn(norm(x)). ``x`` [layout rows, width], in place."""
         ops, eps = self.ops, self.config.eps
         x += self._attention(ops.rms_norm(x, layer.attn_norm, eps), index, layer, plan, turns)
@@ -110,12 +118,12 @@ class StageModel:
         self.kv.copy_in(image, pages)
 
 
-class _Embedding:
+class Embedding:
     """Rows of the embedding, from the output matrix where the model ties them, else decoded from the file as needed."""
 
-    def __init__(self, file: GGUFFile, tied: Matrix | None) -> None:
+    def __init__(self, tensor: Tensor, tied: Matrix | None) -> None:
         self.tied = tied
-        self.tensor = file.tensors["token_embd.weight"]
+        self.tensor = tensor
         self.stored = self.tensor.data.reshape(self.tensor.shape[0], -1)
 
     def rows(self, tokens: NDArray[np.int64]) -> Floats:
@@ -125,7 +133,7 @@ class _Embedding:
         return dequantize_blocks(self.tensor.type, self.stored[tokens]).reshape(len(tokens), -1)
 
 
-class _Weights:
+class Weights:
     """Reads a model's tensors into the form that ``ops`` multiplies by."""
 
     def __init__(self, file: GGUFFile, config: ModelConfig, ops: NumpyOps) -> None:
