@@ -6,7 +6,7 @@
 (a) 1, 2, 3, 4, 8 clients, three requests of 300 tokens each at temperature 0.7, on 8 slots in 4 groups with ``rows=prefix``, with
 ``STRATA_SLOT_LOW_FIRST`` 0 and 1. (b) On 3 slots in one group, while a third stream decodes: conversations A (long) and B (short)
 end, a side request of one line comes, then A and B send their next turns; with ``STRATA_SLOT_EXPIRE_S`` 600, 0 and unset, with and
-without shelf and parking. Every arm starts a server of its own. Prints Markdown tables and one JSON line.
+without shelf and parking. Every arm has a server of its own. Prints Markdown tables, row by row, and one JSON line.
 """
 
 from __future__ import annotations
@@ -48,27 +48,29 @@ async def crowd(client: Client, rng: random.Random, clients: int, requests: int,
     return total / (time.monotonic() - begin)
 
 
-async def crowds(url: str, options: argparse.Namespace) -> dict[int, float]:
-    rng = random.Random(options.seed)
-    await crowd(Client(url), rng, 2, 1, 16)
-    return {clients: await crowd(Client(url), rng, clients, options.requests, options.tokens) for clients in options.clients}
-
-
 def low_first(options: argparse.Namespace) -> dict[str, dict[int, float]]:
-    """Both arms, ``--rounds`` times in turn; means."""
-    found: dict[str, list[dict[int, float]]] = {"off": [], "on": []}
-    for _ in range(options.rounds):
-        for arm in found:
-            flags = ["--batch", "8", "--batch-groups", "4", "--rows", options.rows, "--slot-low-first", arm, *options.server]
-            with own_server(options.model, flags) as (url, _load):
-                found[arm].append(asyncio.run(crowds(url, options)))
-    means = {arm: {clients: sum(run[clients] for run in runs) / len(runs) for clients in options.clients} for arm, runs in found.items()}
+    """Both arms' total tokens/s. Both servers run all the time and take turns, so that a machine that drifts is the same for both."""
+    flags = ["--batch", "8", "--batch-groups", "4", "--rows", options.rows, *options.server]
     print(f"\n8 slots, 4 groups, rows={options.rows}, {options.requests} requests of {options.tokens} tokens each, total tokens/s\n")
     print("| clients | `STRATA_SLOT_LOW_FIRST=0` | lowest free slot first | gain |")
-    print("| ---: | ---: | ---: | ---: |")
-    for clients in options.clients:
-        old, new = means["off"][clients], means["on"][clients]
-        print(f"| {clients} | {old:.1f} | {new:.1f} | {(new / old - 1) * 100:+.1f} % |", flush=True)
+    print("| ---: | ---: | ---: | ---: |", flush=True)
+    means: dict[str, dict[int, float]] = {"off": {}, "on": {}}
+    with own_server(options.model, [*flags, "--slot-low-first", "off"]) as (old, _), own_server(
+        options.model, [*flags, "--slot-low-first", "on"]
+    ) as (new, _):
+        urls = {"off": old, "on": new}
+        rngs = {arm: random.Random(options.seed) for arm in urls}
+        for arm, url in urls.items():
+            asyncio.run(crowd(Client(url), rngs[arm], 2, 1, 16))
+        for clients in options.clients:
+            runs: dict[str, list[float]] = {"off": [], "on": []}
+            for number in range(options.rounds):
+                for arm in ("off", "on") if number % 2 == 0 else ("on", "off"):
+                    runs[arm].append(asyncio.run(crowd(Client(urls[arm]), rngs[arm], clients, options.requests, options.tokens)))
+            for arm in runs:
+                means[arm][clients] = sum(runs[arm]) / len(runs[arm])
+            before, after = means["off"][clients], means["on"][clients]
+            print(f"| {clients} | {before:.1f} | {after:.1f} | {(after / before - 1) * 100:+.1f} % |", flush=True)
     return means
 
 
@@ -132,7 +134,7 @@ def main() -> None:
     parser.add_argument("--clients", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2, 3, 4, 8])
     parser.add_argument("--requests", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2, help="of the crowds of (a), whose mean is taken")
     parser.add_argument("--rows", choices=("prefix", "compact"), default="prefix")
     parser.add_argument("--long", type=int, default=6000, help="tokens of conversation A")
     parser.add_argument("--seed", type=int, default=1)
