@@ -1,6 +1,7 @@
 """Which origin wins, and what must hold before the server may start.
 
-Strongest first: command line, process environment, the config's ``env`` block, the config file, the default.
+Strongest first: command line, process environment, the config's ``env`` block, the config file, the default. A few defaults can be
+said by variables that are not Strata's (``CXX``); their rows name them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, Literal
 
 from strata.config.file import read_file
 from strata.config.settings import TABLE, Settings
-from strata.config.sources import Givens, read_command_line, read_environment
+from strata.config.sources import Givens, read_command_line, read_environment, read_system
 from strata.errors import SettingError
 
 Mode = Literal["serve", "help", "version", "print_config", "check"]
@@ -42,7 +43,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
     named = flags.get("config") or environment.get("config")
     if named is not None and named.value is not None:
         keys, block = read_file(named.value)
-    merged = {**keys, **block, **environment, **flags}
+    merged = {**read_system(environ), **keys, **block, **environment, **flags}
     values: dict[str, Any] = {name: given.value for name, given in merged.items()}
     origins = {row.name: merged[row.name].origin if row.name in merged else DEFAULT for row in TABLE}
     settings = Settings(**values)

@@ -58,6 +58,21 @@ class Settings:
     threads: int | None = row(
         Maybe(Integer(1, 1024), "auto"), None, ENGINE, "Threads that compute. auto: the processors this process may use."
     )
+    kernel_cache: Path | None = row(
+        Maybe(FilePath(), "auto"), None, ENGINE,
+        "Folder of compiled kernels. auto: strata/kernels in the user's cache folder (XDG_CACHE_HOME, LOCALAPPDATA).",
+        system=(("XDG_CACHE_HOME", "strata/kernels"), ("LOCALAPPDATA", "strata/kernels")),
+    )
+    cuda_toolkit: Path | None = row(
+        Maybe(FilePath(), "auto"), None, ENGINE,
+        "Folder of a CUDA toolkit whose NVRTC compiles kernels where no package brings one. auto: CUDA_PATH, CUDA_HOME, /usr/local/cuda.",
+        system=(("CUDA_PATH", ""), ("CUDA_HOME", "")),
+    )
+    compiler: str | None = row(
+        Maybe(Text("COMMAND", "a command"), "auto"), None, ENGINE,
+        "C++ compiler of the emulated device. auto: CXX, else g++, else clang++.",
+        system=(("CXX", ""),),
+    )
     context: int | None = row(
         Maybe(Integer(16, 1 << 24), "auto"), None, ENGINE,
         "Longest prompt and answer of one request. auto: what the model was trained for.", unit="tokens",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from strata.config.kinds import Switch
@@ -123,4 +124,19 @@ def read_environment(variables: Mapping[str, str], where: str = "the environment
             put(given, row, row.kind.parse(text), origin)
         except ValueError:
             raise refused(row, origin, text) from None
+    return given
+
+
+def read_system(variables: Mapping[str, str]) -> Givens:
+    """What the system's own variables (``CXX``) say for the rows that name some: other defaults, weaker than what is meant for us."""
+    given: Givens = {}
+    for row in TABLE:
+        for variable, below in row.system:
+            text, origin = variables.get(variable, ""), f"{variable} in the environment"
+            if not text or row.name in given:
+                continue
+            try:
+                given[row.name] = Given(row.kind.parse(str(Path(text, below)) if below else text), origin)
+            except ValueError:
+                raise refused(row, origin, text) from None
     return given

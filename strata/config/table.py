@@ -21,7 +21,8 @@ class Row:
 
     ``unit`` of a number. ``section``: the config object that holds the key (``sampling``), "" for the top level. ``aliases``:
     other names for the same row, in every origin. ``secret``: masked wherever it is shown, and no flag, because other users
-    of a machine can read command lines. ``in_file``: False where the config file cannot say it.
+    of a machine can read command lines. ``in_file``: False where the config file cannot say it. ``system``: the system's own
+    variables that stand in for the default, first found first, each with what is appended to its path ("": nothing).
     """
 
     kind: Kind[Any]
@@ -33,6 +34,7 @@ class Row:
     aliases: tuple[str, ...] = ()
     secret: bool = False
     in_file: bool = True
+    system: tuple[tuple[str, str], ...] = ()
     name: str = ""
 
     @property

@@ -128,13 +128,16 @@ class CudaGraph:
 
 
 class CudaDevice:
-    """GPU number ``ordinal`` as CUDA counts the visible ones. Raises StartError without any, DeviceError where that one cannot serve."""
+    """GPU number ``ordinal`` as CUDA counts the visible ones. Raises StartError without any, DeviceError where that one cannot serve.
 
-    def __init__(self, ordinal: int = 0, *, cache: Path | None = None) -> None:
+    ``toolkit``: where NVRTC may be found, see nvrtc.py.
+    """
+
+    def __init__(self, ordinal: int = 0, *, cache: Path | None = None, toolkit: Path | None = None) -> None:
         self._cupy = load_cupy()
         self._runtime = self._cupy.cuda.runtime
         self._ordinal = ordinal
-        self._cache = cache or default_cache()
+        self._cache, self._toolkit = cache or default_cache(), toolkit
         self._functions: dict[KernelName, Any] = {}
         self._capture: CudaGraph | None = None
         count = visible_devices()
@@ -222,7 +225,7 @@ class CudaDevice:
     def compile(self, kernels: Sequence[KernelName]) -> float:
         started = time.perf_counter()
         missing = [kernel for kernel in kernels if kernel not in self._functions]
-        modules = compile_modules(group_by_stem(missing), f"sm_{self.info.arch}", self._cache)
+        modules = compile_modules(group_by_stem(missing), f"sm_{self.info.arch}", self._cache, self._toolkit)
         self._select()
         for kernel in missing:
             module = modules[kernel.stem]

@@ -113,16 +113,16 @@ class EmulatedGraph:
 
 
 class EmulatedDevice:
-    """See the head of the file. ``memory_limit``: bytes that can be allocated in all, so that plans can be tested; ``ucontext``: see
-    host_compiler.py."""
+    """See the head of the file. ``memory_limit``: bytes that can be allocated in all, so that plans can be tested;
+    ``compiler``, ``ucontext``: see host_compiler.py."""
 
     def __init__(
-        self, *, cache: Path | None = None, descending: bool = False, sanitize: bool = False, ucontext: bool = False,
-        memory_limit: int = 1 << 34,
+        self, *, cache: Path | None = None, compiler: str | None = None, descending: bool = False, sanitize: bool = False,
+        ucontext: bool = False, memory_limit: int = 1 << 34,
     ) -> None:  # fmt: skip
         self.info = DeviceInfo("emulated", 0, memory_limit)
         self.num_launches = 0
-        self._compiler = HostCompiler(cache or default_cache(), sanitize=sanitize, ucontext=ucontext)
+        self._compiler = HostCompiler(cache or default_cache(), compiler, sanitize=sanitize, ucontext=ucontext)
         self._entries: dict[KernelName, _Entry] = {}
         self._descending = descending
         self._used = 0

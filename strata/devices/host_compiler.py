@@ -20,13 +20,16 @@ from strata.devices.source import cache_key, source_folder, write_atomically
 SANITIZE = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
 
 
-@lru_cache(maxsize=1)
-def find_compiler() -> str | None:
-    """The path of a C++17 compiler: CXX from the environment, else g++, else clang++. None where there is none."""
-    for name in (os.environ.get("CXX", ""), "g++", "clang++"):
-        path = shutil.which(name) if name else None
+@lru_cache(maxsize=4)
+def find_compiler(command: str | None = None) -> tuple[str, ...] | None:
+    """A C++17 compiler and the arguments it always gets: ``command`` (a path, or words such as ``ccache g++``), else g++, else clang++.
+
+    None where there is none.
+    """
+    for words in ((command,), command.split()) if command is not None else (("g++",), ("clang++",)):
+        path = shutil.which(words[0]) if words else None
         if path:
-            return path
+            return (path, *words[1:])
     return None
 
 
@@ -43,13 +46,15 @@ def machine_options() -> tuple[str, ...]:
 class HostCompiler:
     """Turns kernel names into shared libraries in ``cache``. Raises CompileError where no compiler is installed.
 
-    ``sanitize``: with AddressSanitizer. ``ucontext``: fibers by the system's calls, as on machines that fibers.cuh does not know.
+    ``command``: as ``find_compiler`` takes it. ``sanitize``: with AddressSanitizer. ``ucontext``: fibers by the system's calls, as on
+    machines that fibers.cuh does not know.
     """
 
-    def __init__(self, cache: Path, *, sanitize: bool = False, ucontext: bool = False) -> None:
-        found = find_compiler()
+    def __init__(self, cache: Path, command: str | None = None, *, sanitize: bool = False, ucontext: bool = False) -> None:
+        found = find_compiler(command)
         if found is None:
-            raise CompileError("the emulated device needs a C++17 compiler (g++ or clang++, or CXX); none was found")
+            lacking = "none was found" if command is None else f"{command} was not found"
+            raise CompileError(f"the emulated device needs a C++17 compiler (g++ or clang++, or --compiler); {lacking}")
         self._compiler = found
         self._cache = cache
         optimise = SANITIZE if sanitize else ("-O2",)
@@ -59,11 +64,11 @@ class HostCompiler:
             "-DSTRATA_HOST", *(("-DSTRATA_UCONTEXT",) if ucontext else ()), *machine_options(),
             "-Wframe-larger-than=16384",  # half a fiber's stack: an overflow would run into the next fiber's
         )
-        self._version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+        self._version = subprocess.run([*found, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
 
     def library(self, kernel: KernelName) -> Path:
         """The shared library with ``strata_run_0`` and ``strata_signature_0`` of this kernel, compiled unless cached."""
-        key = cache_key(kernel.stem, (kernel.entry, self._compiler, self._version, *self._options))
+        key = cache_key(kernel.stem, (kernel.entry, *self._compiler, self._version, *self._options))
         library = self._cache / f"{kernel.stem}-{key}.so"
         if not library.is_file():
             self._compile(kernel, library)
@@ -74,11 +79,11 @@ class HostCompiler:
         program = f'#include "{kernel.stem}.cu"\nSTRATA_EXPORT(0, {kernel.entry})\n'
         library.parent.mkdir(parents=True, exist_ok=True)
         built = library.with_suffix(f".{os.getpid()}.tmp")
-        command = [self._compiler, *self._options, f"-I{folder}", f"-I{folder / 'include'}", "-x", "c++", "-", "-o", str(built)]
+        command = [*self._compiler, *self._options, f"-I{folder}", f"-I{folder / 'include'}", "-x", "c++", "-", "-o", str(built)]
         result = subprocess.run(command, input=program, capture_output=True, text=True)
         if result.returncode != 0:
             built.unlink(missing_ok=True)
-            raise CompileError(f"{kernel} does not compile with {self._compiler}:\n{result.stderr}")
+            raise CompileError(f"{kernel} does not compile with {' '.join(self._compiler)}:\n{result.stderr}")
         if result.stderr:
             raise CompileError(f"{kernel} compiles with warnings:\n{result.stderr}")
         write_atomically(library, built.read_bytes())

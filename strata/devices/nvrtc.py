@@ -1,8 +1,7 @@
 """Compiles kernels to cubins with NVRTC, through ctypes: no GPU, no driver and no CuPy needed, so CI and the lint do it too.
 
 The library comes from the wheels ``nvidia-cuda-nvrtc-cu12`` / ``nvidia-cuda-nvrtc`` or a CUDA toolkit. Sources need no
-CUDA headers. NVRTC serialises its work inside a process, so a cold start compiles in several: this file is also the worker,
-``python -m strata.devices.nvrtc ARCH TARGET STEM ENTRY...``.
+CUDA headers. NVRTC serialises its work inside a process, so a cold start compiles in several: ``worker`` is what those run.
 
 A cubin is cached beside a small JSON file with the mangled names of its entries and the seconds it took. ``-fmad=false``: a
 fused multiply-add happens where the source says fmaf and nowhere else, or two kernels could round the same sum differently.
@@ -28,6 +27,9 @@ from strata.devices.base import CompileError
 from strata.devices.source import cache_key, source_folder, write_atomically
 
 OPTIONS = ("-std=c++17", "-fmad=false")
+# The first argument is the folder of this package, which need not be installed.
+WORKER = "import sys; sys.path.insert(0, sys.argv.pop(1)); from strata.devices.nvrtc import worker; sys.exit(worker(*sys.argv[1:]))"
+TOOLKIT = Path("/usr/local/cuda")
 LIBRARY_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "nvrtc64_130_0.dll", "nvrtc64_120_0.dll")
 
 
@@ -40,22 +42,21 @@ class Module:
     seconds: float
 
 
-def _candidates() -> Iterator[str]:
-    """Full paths first (wheels, then a toolkit), then what the system's loader finds."""
+def _candidates(toolkit: Path) -> Iterator[str]:
+    """Full paths first (wheels, then the toolkit), then what the system's loader finds."""
     folders = []
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations or () if spec else ():
         folders += [Path(root) / part for part in ("cu13/lib", "cuda_nvrtc/lib", "cu13/bin/x86_64", "cuda_nvrtc/bin")]
-    toolkit = os.environ.get("CUDA_PATH") or os.environ.get("CUDA_HOME") or "/usr/local/cuda"
-    folders += [Path(toolkit) / "lib64", Path(toolkit) / "bin"]
+    folders += [toolkit / "lib64", toolkit / "bin"]
     yield from (str(folder / name) for folder in folders for name in LIBRARY_NAMES if (folder / name).is_file())
     yield from LIBRARY_NAMES
 
 
-@lru_cache(maxsize=1)
-def load_library() -> Any | None:
-    """NVRTC as a ctypes library, or None where it is not installed."""
-    for path in _candidates():
+@lru_cache(maxsize=4)
+def load_library(toolkit: Path | None = None) -> Any | None:
+    """NVRTC as a ctypes library, or None where it is not installed. ``toolkit``: the folder of a CUDA toolkit to look into."""
+    for path in _candidates(toolkit or TOOLKIT):
         try:
             return ctypes.CDLL(path)
         except OSError:
@@ -63,17 +64,21 @@ def load_library() -> Any | None:
     return None
 
 
-def version() -> str:
+def version(toolkit: Path | None = None) -> str:
     """NVRTC's version, "12.9". Raises CompileError where it is not installed."""
     major, minor = ctypes.c_int(), ctypes.c_int()
-    _call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+    _call(_found(toolkit), "nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
     return f"{major.value}.{minor.value}"
 
 
-def _call(name: str, *arguments: Any) -> None:
-    library = load_library()
+def _found(toolkit: Path | None) -> Any:
+    library = load_library(toolkit)
     if library is None:
-        raise CompileError("NVRTC was not found: install nvidia-cuda-nvrtc-cu12 (extra cuda12) or a CUDA toolkit")
+        raise CompileError("NVRTC was not found: install nvidia-cuda-nvrtc-cu12 (extra cuda12), or name a toolkit with --cuda-toolkit")
+    return library
+
+
+def _call(library: Any, name: str, *arguments: Any) -> None:
     status = getattr(library, name)(*arguments)
     if status:
         describe = library.nvrtcGetErrorString
@@ -81,50 +86,52 @@ def _call(name: str, *arguments: Any) -> None:
         raise CompileError(f"{name}: {describe(status).decode()}")
 
 
-def _text(program: ctypes.c_void_p, what: str) -> bytes:
+def _text(library: Any, program: ctypes.c_void_p, what: str) -> bytes:
     """One of the program's outputs: its log or its cubin."""
     size = ctypes.c_size_t()
-    _call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
+    _call(library, f"nvrtcGet{what}Size", program, ctypes.byref(size))
     room = ctypes.create_string_buffer(size.value)
-    _call(f"nvrtcGet{what}", program, room)
+    _call(library, f"nvrtcGet{what}", program, room)
     return room.raw
 
 
-def compile_cubin(stem: str, entries: Sequence[str], arch: str) -> tuple[bytes, dict[str, str]]:
+def compile_cubin(stem: str, entries: Sequence[str], arch: str, toolkit: Path | None = None) -> tuple[bytes, dict[str, str]]:
     """The cubin of these entries of ``stem``.cu for ``arch`` ("sm_90") and their mangled names. Raises CompileError with the log."""
-    folder, program = source_folder(), ctypes.c_void_p()
+    library, folder, program = _found(toolkit), source_folder(), ctypes.c_void_p()
     text = f'#include "{stem}.cu"\n'.encode()
-    _call("nvrtcCreateProgram", ctypes.byref(program), text, f"{stem}.entries".encode(), 0, None, None)
+    _call(library, "nvrtcCreateProgram", ctypes.byref(program), text, f"{stem}.entries".encode(), 0, None, None)
     try:
         for entry in entries:
-            _call("nvrtcAddNameExpression", program, entry.encode())
+            _call(library, "nvrtcAddNameExpression", program, entry.encode())
         options = [*OPTIONS, f"-arch={arch}", f"-I{folder}", f"-I{folder / 'include'}"]
         try:
-            _call("nvrtcCompileProgram", program, len(options), (ctypes.c_char_p * len(options))(*(o.encode() for o in options)))
+            _call(library, "nvrtcCompileProgram", program, len(options), (ctypes.c_char_p * len(options))(*(o.encode() for o in options)))
         except CompileError as error:
-            log = _text(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+            log = _text(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
             raise CompileError(f"{stem}.cu does not compile for {arch} ({error}):\n{log}") from None
-        return _text(program, "CUBIN"), {entry: _lowered(program, entry) for entry in entries}
+        return _text(library, program, "CUBIN"), {entry: _lowered(library, program, entry) for entry in entries}
     finally:
-        _call("nvrtcDestroyProgram", ctypes.byref(program))
+        _call(library, "nvrtcDestroyProgram", ctypes.byref(program))
 
 
-def _lowered(program: ctypes.c_void_p, entry: str) -> str:
+def _lowered(library: Any, program: ctypes.c_void_p, entry: str) -> str:
     name = ctypes.c_char_p()
-    _call("nvrtcGetLoweredName", program, entry.encode(), ctypes.byref(name))
+    _call(library, "nvrtcGetLoweredName", program, entry.encode(), ctypes.byref(name))
     return (name.value or b"").decode()
 
 
-def compile_modules(wanted: Mapping[str, Sequence[str]], arch: str, cache: Path) -> dict[str, Module]:
+def compile_modules(
+    wanted: Mapping[str, Sequence[str]], arch: str, cache: Path, toolkit: Path | None = None
+) -> dict[str, Module]:
     """stem -> entries becomes stem -> Module: cached ones are read, the others compiled in parallel processes.
 
     Raises CompileError with the compiler's output for the first source that fails.
     """
-    compiler = (version(), *OPTIONS)
+    compiler = (version(toolkit), *OPTIONS)
     targets = {stem: cache / f"{stem}-{arch}-{cache_key(stem, (*compiler, *sorted(entries)))}" for stem, entries in wanted.items()}
     missing = [stem for stem, target in targets.items() if not target.with_suffix(".json").is_file()]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each thread waits for one process
-        list(pool.map(lambda stem: _spawn(stem, sorted(wanted[stem]), arch, targets[stem]), missing))
+        list(pool.map(lambda stem: _spawn(arch, targets[stem], toolkit, (stem, *sorted(wanted[stem]))), missing))
     return {stem: _read(target) for stem, target in targets.items()}
 
 
@@ -133,19 +140,20 @@ def _read(target: Path) -> Module:
     return Module(target.with_suffix(".cubin"), facts["names"], facts["seconds"])
 
 
-def _spawn(stem: str, entries: Sequence[str], arch: str, target: Path) -> None:
+def _spawn(arch: str, target: Path, toolkit: Path | None, wanted: Sequence[str]) -> None:
+    """Compile ``wanted``, a stem and its entries, in a process of its own."""
     root = str(Path(__file__).resolve().parent.parent.parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))}
-    command = [sys.executable, "-m", "strata.devices.nvrtc", arch, str(target), stem, *entries]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    command = [sys.executable, "-c", WORKER, root, arch, str(target), str(toolkit or TOOLKIT), *wanted]
+    result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
-        raise CompileError(result.stderr.strip() or f"compiling {stem}.cu ended with status {result.returncode}")
+        raise CompileError(result.stderr.strip() or f"compiling {wanted[0]}.cu ended with status {result.returncode}")
 
 
-def _worker(arch: str, target: str, stem: str, *entries: str) -> int:
+def worker(arch: str, target: str, toolkit: str, stem: str, *entries: str) -> int:
+    """The body of a compiling process: writes TARGET.cubin and TARGET.json. Returns the exit status, errors on stderr."""
     started = time.perf_counter()
     try:
-        cubin, names = compile_cubin(stem, entries, arch)
+        cubin, names = compile_cubin(stem, entries, arch, Path(toolkit))
     except CompileError as error:
         print(error, file=sys.stderr)
         return 1
@@ -153,7 +161,3 @@ def _worker(arch: str, target: str, stem: str, *entries: str) -> int:
     facts = {"names": names, "seconds": round(time.perf_counter() - started, 3)}
     write_atomically(Path(target).with_suffix(".json"), json.dumps(facts).encode())  # last: its presence says that both are there
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_worker(*sys.argv[1:]))

@@ -49,12 +49,9 @@ def cache_key(stem: str, parts: Iterable[str]) -> str:
 
 
 def default_cache() -> Path:
-    """The user's cache folder for compiled kernels (XDG_CACHE_HOME, LOCALAPPDATA on Windows)."""
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "strata" / "kernels"
+    """The folder for compiled kernels where nobody named one: in the user's cache folder."""
+    base = Path("AppData", "Local") if sys.platform == "win32" else Path(".cache")
+    return Path.home() / base / "strata" / "kernels"
 
 
 def write_atomically(path: Path, data: bytes) -> None:

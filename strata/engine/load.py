@@ -57,7 +57,7 @@ def assemble(settings: Settings, file: GGUFFile, config: ModelConfig) -> Pipelin
     if settings.device == "cpu":
         threads = share_threads(settings.threads or processors(), len(names))
         return assemble_on_cpu(settings, file, config, spans or split_over_threads(file, config, threads), threads)
-    devices = open_devices(settings.device, names)
+    devices = open_devices(settings, names)
     for line in device_lines(names, devices):
         log.info(line)
     try:
@@ -92,7 +92,7 @@ def describe_engine(settings: Settings, file: GGUFFile) -> list[str]:
         facts = plan(settings, config, free_memory(), len(spans))
         lines = [stage_line(number, *stage, config, facts, kv_kind(settings)) for number, stage in enumerate(zip(spans, threads))]
     else:
-        devices = open_devices(settings.device, names)
+        devices = open_devices(settings, names)
         spans = spans or split_over_devices(settings, file, config, devices)
         facts, _, planned = plan_on_devices(settings, file, config, spans, devices)
         lines = device_lines(names, devices) + planned

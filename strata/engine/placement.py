@@ -83,10 +83,17 @@ def split_over_threads(file: GGUFFile, config: ModelConfig, threads: Sequence[in
 # ---------------------------------------------------------------- devices
 
 
-def open_devices(kind: str, names: Sequence[str]) -> list[Device]:
-    """The devices of these names, in order; one that is named twice is opened once. ``kind``: cuda or emulated. Raises StartError."""
+def open_devices(settings: Settings, names: Sequence[str]) -> list[Device]:
+    """The devices of these names, in order; one that is named twice is opened once. Raises StartError."""
+    cache = settings.kernel_cache
+
+    def opened_one(name: str) -> Device:
+        if settings.device == "cuda":
+            return cast(Device, CudaDevice(int(name), cache=cache, toolkit=settings.cuda_toolkit))
+        return cast(Device, EmulatedDevice(cache=cache, compiler=settings.compiler))
+
     try:
-        opened = {name: cast(Device, CudaDevice(int(name)) if kind == "cuda" else EmulatedDevice()) for name in dict.fromkeys(names)}
+        opened = {name: opened_one(name) for name in dict.fromkeys(names)}
     except DeviceError as error:
         raise StartError(str(error)) from error
     return [opened[name] for name in names]

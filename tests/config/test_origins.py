@@ -12,6 +12,7 @@ import pytest
 from strata.config import TABLE, Loaded, load, printed
 from strata.config.kinds import Choice, FilePath, Integer, Integers, Kind, Maybe, Names, Number, Switch
 from strata.config.table import Row
+from strata.errors import SettingError
 
 ROWS = [row for row in TABLE if row.name != "config"]
 
@@ -148,3 +149,33 @@ def test_config_itself_comes_from_flag_or_environment(tmp_path: Path) -> None:
     assert load(["--print-config"], {"STRATA_CONFIG": str(weak)}).settings.batch == 2
     assert load(["--print-config", f"--config={strong}"], {"STRATA_CONFIG": str(weak)}).settings.batch == 3
     assert load(["--print-config", "--config", "none"], {"STRATA_CONFIG": str(weak)}).settings.batch == 8
+
+
+SYSTEM = [(row, variable, below) for row in ROWS for variable, below in row.system]
+
+
+@pytest.mark.parametrize(("row", "variable", "below"), SYSTEM, ids=label)
+def test_a_variable_of_the_system_is_another_default(row: Row, variable: str, below: str, tmp_path: Path) -> None:
+    origins = Origins(tmp_path)
+    origins.environ[variable] = "given"
+    loaded = origins.load()
+    assert getattr(loaded.settings, row.name) == row.kind.parse(str(Path("given", below)) if below else "given")
+    assert loaded.origins[row.name] == f"{variable} in the environment" and variable in row.meaning
+    for origin in origins_of(row):
+        stronger = Origins(tmp_path)
+        stronger.environ[variable] = "given"
+        stronger.give(row, origin, "other")
+        assert getattr(stronger.load().settings, row.name) == value_of(row, "other", origin, tmp_path)
+    origins.environ[variable] = ""
+    assert origins.load().origins[row.name] == "default"
+
+
+def test_the_first_variable_that_says_something_counts() -> None:
+    environ = {"CUDA_HOME": "second", "CUDA_PATH": "first", "LOCALAPPDATA": "there"}
+    settings = load(["--print-config"], environ).settings
+    assert (settings.cuda_toolkit, settings.kernel_cache) == (Path("first"), Path("there", "strata", "kernels"))
+
+
+def test_a_variable_of_the_system_that_cannot_be_is_named() -> None:
+    with pytest.raises(SettingError, match="CXX in the environment: .* must be a command"):
+        load(["--print-config"], {"CXX": "\x07"})

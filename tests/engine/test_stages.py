@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from strata.config import Settings
-from strata.devices.base import DeviceInfo
+from strata.devices.base import DeviceInfo, KernelName
 from strata.devices.emulated import EmulatedDevice
 from strata.devices.host_compiler import find_compiler
 from strata.engine import placement
@@ -181,9 +181,23 @@ def test_devices_and_splits_that_cannot_be_are_refused(settings: dict[str, Any],
 
 
 def test_a_device_that_does_not_open_is_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strata.devices.host_compiler.find_compiler", lambda: None)
+    monkeypatch.setattr("strata.devices.host_compiler.find_compiler", lambda command: None)
     with GGUFFile.open(TINY) as file, pytest.raises(StartError, match="needs a C\\+\\+17 compiler"):
         load_engine(Settings(device="emulated"), file)
+
+
+@pytest.mark.cxx
+@needs_compiler
+def test_devices_are_opened_with_the_settings(tmp_path: Path) -> None:
+    """The compiler that was named compiles, into the folder that was named."""
+    with GGUFFile.open(TINY) as file, pytest.raises(StartError, match="--compiler.*no-such-compiler was not found"):
+        load_engine(Settings(device="emulated", compiler="no-such-compiler"), file)
+    path, *_ = find_compiler() or ("",)
+    settings = Settings(device="emulated", compiler=f"{path} -DNAMED", kernel_cache=tmp_path)
+    (device,) = open_devices(settings, ["0"])
+    assert find_compiler(settings.compiler) == (path, "-DNAMED")
+    device.compile([KernelName("add", "add")])
+    assert [each.suffix for each in tmp_path.iterdir()] == [".so"]
 
 
 @pytest.mark.cxx
@@ -191,8 +205,8 @@ def test_a_device_that_does_not_open_is_the_operators(monkeypatch: pytest.Monkey
 def test_the_order_of_the_devices_is_the_order_of_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices with other memory show which is which; one that is named twice is opened once and shares its memory."""
     limits = iter((1 << 30, 1 << 29))
-    monkeypatch.setattr(placement, "EmulatedDevice", lambda: EmulatedDevice(memory_limit=next(limits)))
-    first, second, third = open_devices("emulated", ["2", "0", "2"])
+    monkeypatch.setattr(placement, "EmulatedDevice", lambda **_: EmulatedDevice(memory_limit=next(limits)))
+    first, second, third = open_devices(Settings(device="emulated"), ["2", "0", "2"])
     assert first is third and first.memory().total == 1 << 30 and second.memory().total == 1 << 29
     assert free_bytes([first, second, third]) == [1 << 29] * 3
 

@@ -34,7 +34,7 @@ print("done")
 
 
 def environment():
-    runtime = subprocess.run([str(find_compiler()), "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    runtime = subprocess.run([*find_compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
     options = "detect_stack_use_after_return=0:detect_leaks=0"
     return {**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": options, "STRATA_SANITIZE": "1", "PYTHONMALLOC": "malloc"}
 
