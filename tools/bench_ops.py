@@ -48,8 +48,14 @@ def prompt_window(tokens: int, slot: int = 0) -> Window:
 
 
 def matrices(model: StageModel) -> list[Matrix]:
-    per_layer = ((layer.qkv, layer.attn_output, layer.gate_up, layer.down) for layer in model.layers)
-    return [matrix for layer in per_layer for matrix in layer] + [model.output]
+    found = []
+    for layer in model.layers:
+        found += [layer.qkv, layer.attn_output]
+        if layer.dense is not None:
+            found += [layer.dense.gate_up, layer.dense.down]
+        if layer.routed is not None:
+            found.append(layer.routed.router)
+    return [*found, model.output]
 
 
 def bare_row(model: StageModel) -> Callable[[], None]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from strata.engine.families import ModelConfig
 from strata.engine.kv import PagedKV
-from strata.engine.numpy_ops import NumpyOps, Plan
+from strata.engine.numpy_ops import NumpyOps, Plan, Routed
 from strata.engine.products import Matrix
 from strata.engine.rope import Rope, interleave
 from strata.engine.rows import Layout, wanted_rows
@@ -26,10 +26,19 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """The weights of one block. q, k, v and gate, up are joined, so that one product serves them; q and k rows are interleaved.
+class Dense:
+    """A network that every row goes through: ``gate_up`` joined, so that one product serves both."""
 
-    ``qk_norm`` float32 [heads + KV heads, head_dim]: the weights of q's and k's norm, head by head.
+    gate_up: Matrix
+    down: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The weights of one block. q, k, v are joined, so that one product serves them; q and k rows are interleaved.
+
+    ``qk_norm`` float32 [heads + KV heads, head_dim]: the weights of q's and k's norm, head by head. ``routed``: experts, and ``dense``: the
+    block's network, or the expert that all share; a block has one of them or both.
     """
 
     attn_norm: Floats
@@ -37,8 +46,8 @@ class Layer:
     qk_norm: Floats | None
     attn_output: Matrix
     ffn_norm: Floats
-    gate_up: Matrix
-    down: Matrix
+    dense: Dense | None
+    routed: Routed | None
 
 
 class StageModel:
@@ -91,11 +100,14 @@ class StageModel:
         return x
 
     def block(self, x: Floats, index: int, layer: Layer, plan: Plan, turns: NDArray[np.complex64]) -> None:
-        """x += attention(norm(x)); x += ffn(norm(x)). ``x`` [layout rows, width], in place."""
+        """x += attention(norm(x)); x += ffn(norm(x)), which may be experts, too. ``x`` [layout rows, width], in place."""
         ops, eps = self.ops, self.config.eps
         x += self._attention(ops.rms_norm(x, layer.attn_norm, eps), index, layer, plan, turns)
-        hidden = ops.linear(ops.rms_norm(x, layer.ffn_norm, eps), layer.gate_up, plan)
-        x += ops.linear(ops.swiglu(hidden), layer.down, plan)
+        normed = ops.rms_norm(x, layer.ffn_norm, eps)
+        if layer.routed is not None:
+            x += ops.routed(normed, layer.routed, plan)
+        if layer.dense is not None:
+            x += ops.linear(ops.swiglu(ops.linear(normed, layer.dense.gate_up, plan)), layer.dense.down, plan)
 
     def _attention(self, x: Floats, index: int, layer: Layer, plan: Plan, turns: NDArray[np.complex64]) -> Floats:
         config, ops, layout = self.config, self.ops, plan.layout
@@ -170,9 +182,26 @@ class Weights:
             qkv=self.matrix([f"{at}attn_{which}.weight" for which in "qkv"]),
             qk_norm=self._qk_norm(at),
             attn_output=self.matrix([at + "attn_output.weight"]),
-            ffn_norm=self.vector(at + "ffn_norm.weight"),
-            gate_up=self.matrix([f"{at}ffn_gate.weight", f"{at}ffn_up.weight"]),
-            down=self.matrix([at + "ffn_down.weight"]),
+            ffn_norm=self.vector(f"{at}{self.config.family.ffn_norm}.weight"),
+            dense=self._dense(at, index),
+            routed=self._routed(at) if self.config.routed(index) else None,
+        )
+
+    def _dense(self, at: str, index: int) -> Dense | None:
+        kind = "_shexp" if self.config.routed(index) else ""
+        if f"{at}ffn_down{kind}.weight" not in self.file.tensors:
+            return None
+        gate_up = self.matrix([f"{at}ffn_gate{kind}.weight", f"{at}ffn_up{kind}.weight"])
+        return Dense(gate_up, self.matrix([f"{at}ffn_down{kind}.weight"]))
+
+    def _routed(self, at: str) -> Routed:
+        assert self.config.experts is not None
+        gate, up, down = (self.file.tensors[f"{at}ffn_{which}_exps.weight"] for which in ("gate", "up", "down"))
+        return Routed(
+            config=self.config.experts,
+            router=self.matrix([at + "ffn_gate_inp.weight"]),
+            bias=self.optional(at + "exp_probs_b.bias"),
+            experts=self.ops.mixture.store.add(gate, up, down),
         )
 
     def _qk_norm(self, at: str) -> Floats | None:

@@ -19,9 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from strata.engine.architecture import ExpertConfig
 from strata.engine.attention import Copies, GridAttention, RowAttention, row_attentions
+from strata.engine.experts import ExpertStore, LayerExperts
 from strata.engine.kv import PagedKV
-from strata.engine.products import Arena, Floats, Matrix, RowFrame, cuts, grid_product
+from strata.engine.mixture import Mixture
+from strata.engine.products import Arena, Buffers, Floats, Matrix, RowFrame, cuts, grid_product
+from strata.engine.routing import route
 from strata.engine.rows import Layout, RowPart, plan
 from strata.engine.threads import Threads, usable_cores
 from strata.messages import Window
@@ -38,17 +42,31 @@ class Plan:
     attentions: tuple[RowAttention | GridAttention, ...]
 
 
-class NumpyOps:
-    """``threads``: how many compute, None for all usable cores. ``deterministic``: prompts row by row too. ``close`` when done."""
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A block's experts and what sends rows to them: the ``router`` matrix, and the ``bias`` of its choice, float32 [count]."""
 
-    def __init__(self, threads: int | None = None, deterministic: bool = False) -> None:
+    config: ExpertConfig
+    router: Matrix
+    bias: Floats | None
+    experts: LayerExperts
+
+
+class NumpyOps:
+    """``threads``: how many compute, None for all usable cores. ``deterministic``: prompts row by row too. ``close`` when done.
+
+    ``expert_bytes``: how much memory decoded experts may take, None for all of them (experts.py).
+    """
+
+    def __init__(self, threads: int | None = None, deterministic: bool = False, expert_bytes: int | None = None) -> None:
         self.threads = Threads(threads or usable_cores())
         self.deterministic = deterministic
         self._arena = Arena()
+        self.mixture = Mixture(ExpertStore(self.threads, self._arena, expert_bytes), self.threads, self.swiglu)
         self._verified: dict[tuple[int, int], Matrix] = {}
         self._copies: Copies | None = None
         self._frames: dict[tuple[int, int, int], RowFrame] = {}
-        self._buffers: dict[tuple[str, int], Floats] = {}
+        self._buffers = Buffers()
 
     def close(self) -> None:
         self.threads.close()
@@ -91,7 +109,7 @@ class NumpyOps:
         parts = plan.layout.parts
         if len(parts) == 1 and isinstance(parts[0], RowPart):
             return self._biased(self._rows(x, matrix), matrix)
-        out = self._buffer("linear", len(x), matrix.padded_rows)
+        out = self._buffers.take("linear", len(x), matrix.padded_rows)
         for part in parts:
             mine = slice(part.start, part.stop)
             if isinstance(part, RowPart):
@@ -125,13 +143,6 @@ class NumpyOps:
             out += matrix.bias
         return out
 
-    def _buffer(self, use: str, rows: int, columns: int) -> Floats:
-        """An array that the next caller with the same use and columns overwrites: large fresh ones would cost page faults."""
-        key = (use, columns)
-        if key not in self._buffers or len(self._buffers[key]) < rows:
-            self._buffers[key] = np.empty((rows, columns), np.float32)
-        return self._buffers[key][:rows]
-
     def rope(self, heads: Floats, turns: NDArray[np.complex64]) -> None:
         """Turn the first pairs of each head in place: ``heads`` [rows, heads, head_dim], ``turns`` [rows, 1, pairs]."""
         pairs = heads[..., : 2 * turns.shape[-1]].view(np.complex64)
@@ -155,7 +166,7 @@ class NumpyOps:
     def swiglu(self, gate_up: Floats) -> Floats:
         """silu(gate) * up of [rows, 2 * width], the gate first: [rows, width] (Shazeer 2020)."""
         width = gate_up.shape[1] // 2
-        out = self._buffer("swiglu", len(gate_up), width)
+        out = self._buffers.take("swiglu", len(gate_up), width)
         pieces = cuts(len(gate_up), len(gate_up) // ROWS_PER_PIECE)
 
         def work(piece: int) -> None:
@@ -168,4 +179,16 @@ class NumpyOps:
             result *= up
 
         self.threads.run(work, len(pieces))
+        return out
+
+    def routed(self, x: Floats, block: Routed, plan: Plan) -> Floats:
+        """The weighted sum of each row's experts: [layout rows, width]. Router and experts row by row, pad rows not at all (zeros)."""
+        layout = plan.layout
+        rows = x[layout.real] if layout.padded else x
+        chosen, weights = route(self._biased(self._rows(rows, block.router), block.router), block.bias, block.config)
+        mixed = self.mixture.mix(rows, chosen, weights, block.experts)
+        if not layout.padded:
+            return mixed
+        out = np.zeros_like(x)
+        out[layout.real] = mixed
         return out

@@ -18,7 +18,7 @@ it takes, which is why one row goes through ``dot``, and a few rows are cut into
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,20 @@ class Arena:
             self._rest = np.empty(max(size, ARENA_FLOATS), np.float32)
         taken, self._rest = self._rest[: rows * columns], self._rest[size:]
         return taken.reshape(rows, columns)
+
+
+class Buffers:
+    """Arrays for results that the next taker of the same use and columns overwrites: large fresh ones would cost page faults."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, int], Floats] = {}
+
+    def take(self, use: str, rows: int, columns: int) -> Floats:
+        """Float32 [rows, columns], C-contiguous, filled with anything."""
+        key = (use, columns)
+        if key not in self._held or len(self._held[key]) < rows:
+            self._held[key] = np.empty((rows, columns), np.float32)
+        return self._held[key][:rows]
 
 
 class Matrix:
@@ -142,6 +156,26 @@ class RowFrame:
             return lambda piece: np.dot(flat[piece], row, into[piece]), len(flat)
         columns, blocks, results = x[None, :, :, None], matrix.pieces(self.count), self.pieces
         return lambda piece: np.matmul(blocks[piece], columns, out=results[piece], order="C"), len(blocks)
+
+
+def grouped_product(x: Floats, groups: Sequence[tuple[slice, Floats]], out: Floats, threads: int) -> tuple[Work, int]:
+    """Work and its pieces: for each group (rows, blocks [blocks, 1, block, columns]), out[rows] = x[rows] @ weights.T, row by row.
+
+    ``x`` [rows, columns], ``out`` [rows, blocks * block], C-contiguous.
+    """
+    jobs = []
+    for rows, blocks in groups:
+        count, _, block, _ = blocks.shape
+        columns, result = x[rows][None, :, :, None], out[rows]
+        most = max(1, result.size // (MATMUL_KEEPS_GIL + 1))
+        whole = result.reshape(-1, count, block, 1).transpose(1, 0, 2, 3)
+        jobs += [(blocks[cut], columns, whole[cut]) for cut in cuts(count, min(most, -(-2 * threads // len(groups))))]
+
+    def work(piece: int) -> None:
+        blocks, columns, result = jobs[piece]
+        np.matmul(blocks, columns, out=result, order="C")
+
+    return work, len(jobs)
 
 
 def grid_product(x: Floats, matrix: Matrix, out: Floats, threads: int) -> tuple[Work, int]:

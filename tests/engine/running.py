@@ -17,6 +17,7 @@ from strata.weights.gguf import GGUFFile
 
 DATA = Path(__file__).parent.parent / "data"
 TINY = DATA / "tiny" / "llama-iq3s.gguf"
+MOE = [DATA / "tiny" / f"{name}-iq3s.gguf" for name in ("qwen3moe", "glm4moe", "glm4moe-accept-all", "glm4moe-accept-some")]
 GOLDEN = sorted((DATA / "golden").glob("*.gguf"))
 Floats = NDArray[np.float32]
 

@@ -1,4 +1,4 @@
-"""The forward pass gives what transformers (golden models) and llama.cpp (the IQ3_S fixture) compute in float32."""
+"""The forward pass gives what transformers (golden models) and llama.cpp (the IQ3_S fixtures) compute in float32."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from strata.engine import rows
 from strata.engine.numpy_ops import NumpyOps
-from tests.engine.running import DATA, GOLDEN, TINY, Stages, ids, pages_for, random_ids, rms
+from tests.engine.running import DATA, GOLDEN, MOE, TINY, Stages, ids, pages_for, random_ids, rms
 
-MODELS = [*GOLDEN, TINY]
+MODELS = [*GOLDEN, TINY, *MOE]
 CLOSE = 1e-3
 GAP = 0.01
 
@@ -38,6 +38,14 @@ def test_logits_at_every_position(oracle: tuple[Path, dict[str, np.ndarray]], ho
     np.testing.assert_allclose(logits, expected["logits"], atol=CLOSE, rtol=0)
 
 
+@pytest.mark.parametrize("path", MOE[1:], ids=lambda path: path.stem)
+def test_hidden_states_after_the_final_norm(path: Path) -> None:
+    with np.load(path.with_suffix(".npz")) as expected, Stages(path, NumpyOps(2), splits=(1, 2)) as stages:
+        stages.models[-1].keeps_hidden = True
+        stages.read(ids(expected["ids"]), (5, 2))
+        np.testing.assert_allclose(stages.models[-1].last_hidden, expected["trunk_hidden"], atol=CLOSE, rtol=0)
+
+
 def greedy_matches(stages: Stages, prompt: tuple[int, ...], expected: tuple[int, ...], gaps: list[float]) -> bool:
     """Feed the expected tokens; each pick must equal them where the oracle was sure."""
     pages = pages_for(1 + (len(prompt) + len(expected)) // 64, seed=3)
@@ -56,11 +64,23 @@ def test_greedy_continuation(oracle: tuple[Path, dict[str, np.ndarray]]) -> None
 
 
 def test_int8_cache_is_as_close_as_llama_cpp_q8_0(oracle: tuple[Path, dict[str, np.ndarray]]) -> None:
-    """llama.cpp's q8_0 KV cache against its f32 one on the fixture's model: logits rms 0.0424 (0.0406 with rotation)."""
+    """llama.cpp's q8_0 KV cache against its f32 one on the dense fixture: logits rms 0.0424 (0.0406 with rotation)."""
     path, expected = oracle
+    if path in MOE:
+        pytest.skip("a row that goes to another expert is far off: the next test")
     with Stages(path, NumpyOps(1), kind="int8") as stages:
         error = rms(stages.read(ids(expected["ids"]), (5, 2)) - expected["logits"])
     assert 1e-3 < error < 0.05
+
+
+@pytest.mark.parametrize("path", MOE[:2], ids=lambda path: path.stem)
+def test_int8_cache_sends_few_rows_to_other_experts(path: Path) -> None:
+    """llama.cpp with a q8_0 cache: rms 0.16 to 0.19 over all rows of such models. Nearly all rows are as close as in a dense one."""
+    with np.load(path.with_suffix(".npz")) as expected, Stages(path, NumpyOps(1), kind="int8") as stages:
+        difference = stages.read(ids(expected["ids"]), (5, 2)) - expected["logits"]
+    errors = np.sort([rms(row) for row in difference])
+    assert 1e-3 < errors[len(errors) * 3 // 4] < 0.05
+    assert rms(difference) < 0.25
 
 
 @pytest.mark.parametrize("kind", ["f32", "int8"])

@@ -96,7 +96,8 @@ def test_the_plan_of_the_cpu_is_what_the_stages_keep(path: Path) -> None:
         config = engine.stages[0].model.config
         kept = []
         for stage in engine.stages:
-            matrices = [matrix for layer in stage.model.layers for matrix in (layer.qkv, layer.attn_output, layer.gate_up, layer.down)]
+            layers = stage.model.layers
+            matrices = [each for layer in layers for each in (layer.qkv, layer.attn_output, layer.dense.gate_up, layer.dense.down)]
             matrices += [stage.model.output] if stage.model.is_last else []
             kept.append(sum(matrix.weights.nbytes for matrix in matrices))
         assert kept == [weight_bytes(config, range(0, 1)), weight_bytes(config, range(1, config.num_layers))]
