@@ -10,40 +10,19 @@ groups share one window whenever grouping.py finds that faster.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from strata.errors import SettingError
-from strata.messages import EngineFacts, Segment, SegmentResult, Tokens, Window, WindowDone
+from strata.messages import EngineFacts, Segment, Tokens, Window, WindowDone
 from strata.request import Sampling
-from strata.slots.conversation import Conversation
 from strata.slots.events import Command, IllegalEvent
+from strata.slots.flight import Flight, Group, check_report, conversation_of, slot_of
 from strata.slots.grouping import Grouping
 from strata.slots.memory import Memory
 from strata.slots.policy import Reader, SlotPolicy, chunk_end, pick_reader
-from strata.slots.slot import Outcome, Run, Slot
+from strata.slots.slot import Run, Slot
 from strata.slots.states import SlotState
 from strata.slots.view import Counters
 
 GREEDY = Sampling(temperature=0.0)
-
-
-@dataclass(slots=True)
-class Group:
-    """Contiguous slots that decode together. ``window``: its decode window in flight, 0 for none. ``turn``: who is first next time."""
-
-    id: int
-    slots: list[Slot]
-    window: int = 0
-    turn: int = 0
-
-
-@dataclass(slots=True)
-class Flight:
-    """A window in flight and whose rows it holds (None: a pad row). ``sent``: when, if nothing else was in flight (else None)."""
-
-    window: Window
-    runs: list[Run | None]
-    sent: float | None
 
 
 class Scheduler:
@@ -99,7 +78,7 @@ class Scheduler:
     # ---- decode windows
 
     def _decode(self, group: Group, ready: list[Run], now: float) -> list[Run]:
-        starving = [run for run in ready if not self.memory.grow(_conversation(run), run.submitted + 1, now)]
+        starving = [run for run in ready if not self.memory.grow(conversation_of(run), run.submitted + 1, now)]
         if starving:
             ready = [run for run in ready if run not in starving]
         if len(ready) > self.facts.max_rows:
@@ -119,23 +98,23 @@ class Scheduler:
 
     def _take_turns(self, group: Group, ready: list[Run]) -> list[Run]:
         """More rows than a window holds: go round the group from where the last window stopped; rows stay in slot order."""
-        first = next((place for place, run in enumerate(ready) if _slot(run).id >= group.turn), 0)
+        first = next((place for place, run in enumerate(ready) if slot_of(run).id >= group.turn), 0)
         chosen = (ready[first:] + ready[:first])[:self.facts.max_rows]
-        group.turn = _slot(chosen[-1]).id + 1
-        return sorted(chosen, key=lambda run: _slot(run).id)
+        group.turn = slot_of(chosen[-1]).id + 1
+        return sorted(chosen, key=lambda run: slot_of(run).id)
 
     def _row(self, run: Run) -> Segment:
         request, start = run.request, run.submitted
         run.submitted = start + 1
         run.in_flight += 1
         return Segment(
-            request.id, _slot(run).id, start, (run.generated[-1],), _conversation(run).table(), request.sampling, 0,
+            request.id, slot_of(run).id, start, (run.generated[-1],), conversation_of(run).table(), request.sampling, 0,
             (request.prompt, run.generated) if request.sampling.has_penalties else None,
         )
 
     def _with_pads(self, group: Group, ready: list[Run], segments: list[Segment]) -> tuple[list[Run | None], list[Segment]]:
         """Every slot of the group up to the last active one; holes write to a page of their own that nobody reads."""
-        active = {_slot(run).id: (run, segment) for run, segment in zip(ready, segments)}
+        active = {slot_of(run).id: (run, segment) for run, segment in zip(ready, segments)}
         rows: list[Run | None] = []
         padded: list[Segment] = []
         for slot in group.slots:
@@ -160,7 +139,7 @@ class Scheduler:
             run = readers[pick_reader(rows, self.policy.max_overtaken)]
             for other in readers:
                 other.overtaken += other.order < run.order
-            self._send("prompt", _slot(run).group, [self._chunk(run)], [run], None)
+            self._send("prompt", slot_of(run).group, [self._chunk(run)], [run], None)
             self._chunks_in_flight += 1
             if run.submitted >= run.total:
                 readers.remove(run)
@@ -175,7 +154,7 @@ class Scheduler:
         self.counters.chunks += 1
         self.counters.chunk_tokens += end - start
         return Segment(
-            request.id, _slot(run).id, start, run.text(start, end), _conversation(run).table(), request.sampling if picks else None,
+            request.id, slot_of(run).id, start, run.text(start, end), conversation_of(run).table(), request.sampling if picks else None,
             history=(request.prompt, run.generated) if picks and request.sampling.has_penalties else None,
             prompt_logprobs=wants, next_token=None if is_last or wants < 0 else run.text(end, end + 1)[0],
         )
@@ -203,7 +182,7 @@ class Scheduler:
             raise IllegalEvent(f"window {event.window_id} has {len(flight.runs)} segments, not {len(event.results)}")
         for run, segment, result in zip(flight.runs, flight.window.segments, event.results):
             if run is not None and not result.error:
-                _check_report(run, segment, result)
+                check_report(run, segment, result)
         self._forget(flight)
         if flight.window.kind == "prompt":
             self._decode_owed = self.policy.decode_share * event.seconds
@@ -236,24 +215,3 @@ class Scheduler:
         for run in flight.runs:
             if run is not None:
                 run.in_flight -= 1
-
-
-def _check_report(run: Run, segment: Segment, result: SegmentResult) -> None:
-    """Raises ``IllegalEvent`` where a result is not its segment's, or came before that of an earlier window of the run."""
-    slot = _slot(run)
-    if slot.state is SlotState.LEAVING and slot.outcome is Outcome.DROP:
-        return  # an earlier window was lost, and with it the order
-    if segment.start != len(_conversation(run).tokens):
-        raise IllegalEvent(f"windows of {segment.request_id} must report in the order in which they were sent")
-    if len(result.picks) != (0 if segment.sampling is None else result.accepted + 1) or result.accepted > segment.num_drafts:
-        raise IllegalEvent(f"{len(result.picks)} picks and {result.accepted} accepted drafts do not fit a window of {segment.request_id}")
-
-
-def _conversation(run: Run) -> Conversation:
-    assert run.conversation is not None
-    return run.conversation
-
-
-def _slot(run: Run) -> Slot:
-    assert run.slot is not None
-    return run.slot
