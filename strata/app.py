@@ -28,6 +28,7 @@ from strata.config import Settings, check
 from strata.console import Progress, escape, setup_logging
 from strata.engine.resources import free_memory
 from strata.errors import StartError
+from strata.hardware import Hardware
 from strata.messages import EngineFacts
 from strata.metrics import Metrics
 from strata.model import LoadedModel, describe_model, load_model
@@ -132,6 +133,8 @@ class Server:
         self._manager.start(loop)
         self._site.metrics.view = self._manager.view
         self._site.metrics.engine = lambda: engine.times
+        self._site.hardware = hardware = Hardware(engine.memory)
+        self._site.metrics.devices = hardware.view
         self._site.service = Service(self._model.facts, self._manager, self._model.tokenizer, self._model.template)
         log.info("ready in %.1f s: %s on %s", time.monotonic() - begin, self._model.facts.name, self.url)
 

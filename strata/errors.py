@@ -143,6 +143,12 @@ class EngineError(StrataError):
     type = "engine_error"
 
 
+class NotFinite(EngineError):
+    """The model gave this request logits that are not finite numbers."""
+
+    code = "not_finite"
+
+
 class EngineDead(Unavailable):
     """The engine has stopped for good; the server must be restarted."""
 

@@ -163,6 +163,21 @@ PANELS: dict[str, list[Panel]] = {
                (total("process_resident_memory_bytes"), "this server")]),
         Panel("Processor seconds per second", "Of the server's processes (Linux).", "none",
               [(rate("process_cpu_seconds_total", by="instance"), "{{instance}}")]),
+        Panel("Memory planned on the devices", "Weights, keys and values, windows and graphs.", "bytes", [
+            (total("strata_device_weights_bytes", by="device"), "{{device}} weights"),
+            (total("strata_device_kv_bytes", by="device"), "{{device}} KV"),
+            (total("strata_device_work_bytes", by="device"), "{{device}} work"),
+        ], "stack"),
+        Panel("Memory of the GPUs", "All of it, and what no process uses.", "bytes", [
+            (total("strata_gpu_memory_bytes", by="device"), "{{device}} all"),
+            (total("strata_gpu_memory_free_bytes", by="device"), "{{device}} free"),
+        ]),
+        Panel("Use of the GPUs", "Share of the time in which a GPU computed anything at all.", "percentunit",
+              [(f"avg by (device) ({now('strata_gpu_utilization_ratio')})", "{{device}}")]),
+        Panel("Temperature of the GPUs", "Above some 85 degrees they slow down.", "celsius",
+              [(f"max by (device) ({now('strata_gpu_temperature_celsius')})", "{{device}}")]),
+        Panel("Power of the GPUs", "As drawn at the moment of the scrape.", "watt",
+              [(total("strata_gpu_power_watts", by="device"), "{{device}}")], "stack"),
     ],
     "Drafting": [
         Panel("Drafts per second", "Tokens drafted, and those of them that the model itself would have picked.", "none", [
@@ -183,6 +198,8 @@ PANELS: dict[str, list[Panel]] = {
         Panel("Duration of HTTP requests", "From the head of the request to the end of the answer, all routes.", "s",
               percentiles("strata_http_request_seconds")),
         Panel("Open connections", "At the moment of the scrape.", "none", [(total("strata_http_connections"), "open")]),
+        Panel("Broken logits per minute", "Requests that met numbers that are not finite; any at all is a fault.", "none",
+              [(f"60 * {rate('vllm:corrupted_requests_total')}", "requests")]),
         Panel("Refusals per minute", "Requests that were not taken, by reason.", "none",
               [(f"60 * {rate('strata_refused_total', by='reason')}", "{{reason}}")], "stack"),
         Panel("Lag of the event loop", "How late a timer comes; above 0.1 s streams stutter.", "s",

@@ -1,4 +1,4 @@
-"""Write docs/METRICS.md, the reference of every metric, from the table in strata/metrics.py.
+"""Write docs/METRICS.md, the reference of every metric, from the table in strata/metric_table.py.
 
     python tools/make_metrics_doc.py > docs/METRICS.md
 
@@ -13,11 +13,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from strata.metrics import METRICS, STATUS_CLASSES, Metric  # noqa: E402  # found by the line above
+from strata.metric_table import CONFIG_LABELS, METRICS, STATUS_CLASSES, Metric  # noqa: E402  # found by the line above
 
 HEAD = """# Metrics
 
-<!-- Made from strata/metrics.py by `python tools/make_metrics_doc.py > docs/METRICS.md`; do not edit. -->
+<!-- Made from strata/metric_table.py by `python tools/make_metrics_doc.py > docs/METRICS.md`; do not edit. -->
 
 `GET /metrics` answers in the Prometheus text format, or in OpenMetrics where the Accept header asks for it. Where API keys are
 set it needs one, like every other route. `configs/monitoring/` has rules, alerts and a Grafana dashboard made of these names.
@@ -30,7 +30,9 @@ set it needs one, like every other route. `configs/monitoring/` has rules, alert
 - A request is counted once, when it ends, however it ends: an aborted one is in every total and histogram that a finished one is
   in. Only generated tokens and the gaps between them count as they come.
 - What describes slots, pages and the queue is absent while the model loads. `strata_build_info` (labels `version`, `model_name`) and
-  `strata_config_info` (labels `device`, `batch`, `context`, `kv`, `chunk`, `deterministic`) are always 1.
+  `strata_config_info` (labels @CONFIG@) are always 1.
+- Of a GPU, `strata_gpu_...` is there where NVIDIA's driver is (it is asked at each scrape, for 50 ms at most); `device` is the number or
+  name of the setting `devices`.
 - On Linux the usual `process_...` metrics are there too: memory, processor time, open files, time of the start.
 """
 
@@ -100,7 +102,7 @@ def queries() -> str:
 def page() -> str:
     vllm, own = [each for each in METRICS if each.is_vllm], [each for each in METRICS if not each.is_vllm]
     return (
-        f"{HEAD}\n## vLLM's names\n\nEvery one also has the labels `model_name` (the name the server goes by) and `engine` (`0`).\n\n"
+        f"{HEAD.replace('@CONFIG@', _listed(CONFIG_LABELS))}\n## vLLM's names\n\nEvery one also has the labels `model_name` (the name the server goes by) and `engine` (`0`).\n\n"
         f"{table(vllm)}\n## Strata's own\n\n{table(own)}\n## Buckets\n\n{buckets()}\n## Questions and queries\n\n{queries()}"
     )
 

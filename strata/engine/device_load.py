@@ -8,11 +8,12 @@ from typing import Any, cast
 
 from strata.config import Settings
 from strata.devices.base import Device, DeviceInfo
-from strata.engine.device_plan import plan_lines, planner, size_engine
+from strata.engine.device_plan import StagePlan, plan_lines, planner, size_engine
 from strata.engine.device_sampling import DeviceSampler
 from strata.engine.device_stage import load_device_stage
 from strata.engine.families import ModelConfig
 from strata.engine.pipeline import Pipeline
+from strata.engine.stage import StageMemory
 from strata.messages import EngineFacts
 from strata.weights.gguf import GGUFFile
 
@@ -31,23 +32,31 @@ def stage_name(number: int, info: DeviceInfo, span: range) -> str:
 
 def plan_on_devices(
     settings: Settings, file: GGUFFile, config: ModelConfig, spans: Sequence[range], devices: Sequence[Device]
-) -> tuple[EngineFacts, bool, list[str]]:
-    """The engine's sizes, whether IQ3_S stays packed, and the plan for people, a line for each stage. Raises SettingError, ModelError."""
+) -> tuple[EngineFacts, bool, list[StagePlan]]:
+    """The engine's sizes, whether IQ3_S stays packed, and each stage's plan. Raises SettingError, ModelError."""
     free = free_bytes(devices)
     facts, packed = size_engine(settings, file, config, spans, free)
-    names = [stage_name(number, device.info, span) for number, (span, device) in enumerate(zip(spans, devices, strict=True))]
-    return facts, packed, plan_lines(names, planner(settings, file, config).stages(spans, free, facts.context, packed), facts)
+    return facts, packed, planner(settings, file, config).stages(spans, free, facts.context, packed)
+
+
+def stage_names(spans: Sequence[range], devices: Sequence[Device]) -> list[str]:
+    return [stage_name(number, device.info, span) for number, (span, device) in enumerate(zip(spans, devices, strict=True))]
 
 
 def assemble_on_devices(
     settings: Settings, file: GGUFFile, config: ModelConfig, spans: Sequence[range], devices: Sequence[Device]
 ) -> Pipeline:
     """An engine of one stage for each of ``spans`` on the device beside it. Raises SettingError, ModelError, DeviceError."""
-    facts, packed, lines = plan_on_devices(settings, file, config, spans, devices)
-    for line in lines:
+    facts, packed, plans = plan_on_devices(settings, file, config, spans, devices)
+    names = stage_names(spans, devices)
+    for line in plan_lines(names, plans, facts):
         log.info(line)
     models: list[tuple[str, Any]] = []  # what leaves the last stage is for the DeviceSampler alone
-    for number, (span, device) in enumerate(zip(spans, devices, strict=True)):
-        stage = load_device_stage(device, file, config, span, facts, packed, planner(settings, file, config).kv)
-        models.append((stage_name(number, device.info, span), stage))
-    return Pipeline(models, facts, cast(Any, DeviceSampler(models[-1][1].ops)))
+    for name, span, device in zip(names, spans, devices, strict=True):
+        models.append((name, load_device_stage(device, file, config, span, facts, packed, planner(settings, file, config).kv)))
+    engine = Pipeline(models, facts, cast(Any, DeviceSampler(models[-1][1].ops)))
+    engine.memory = tuple(
+        StageMemory(device.info.name, each.weights, facts.num_pages * each.page, each.work + each.graphs, device.info.pci_id)
+        for each, device in zip(plans, devices, strict=True)
+    )
+    return engine

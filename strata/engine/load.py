@@ -10,21 +10,24 @@ import logging
 import threading
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, cast
 
 from strata.config import Settings
 from strata.devices.base import DeviceError
-from strata.engine.device_load import assemble_on_devices, plan_on_devices
+from strata.engine.device_load import assemble_on_devices, plan_on_devices, stage_names
+from strata.engine.device_plan import plan_lines
 from strata.engine.families import ModelConfig, read_config
 from strata.engine.forward import StageModel
-from strata.engine.kv import PagedKV
+from strata.engine.kv import PagedKV, page_bytes
 from strata.engine.numpy_ops import NumpyOps
 from strata.engine.pipeline import Pipeline
 from strata.engine.placement import device_lines, open_devices, split_over_devices, split_over_threads, stage_devices
 from strata.engine.resources import free_memory, processors
 from strata.engine.results import Sampler
-from strata.engine.sizes import kv_kind, plan, stage_line
+from strata.engine.sizes import kv_kind, plan, stage_line, weight_bytes
 from strata.engine.split import share_threads
+from strata.engine.stage import StageMemory
 from strata.engine.threads import Threads
 from strata.errors import StartError
 from strata.weights.gguf import GGUFFile, Tensor
@@ -61,9 +64,11 @@ def assemble(settings: Settings, file: GGUFFile, config: ModelConfig) -> Pipelin
     for line in device_lines(names, devices):
         log.info(line)
     try:
-        return assemble_on_devices(settings, file, config, spans or split_over_devices(settings, file, config, devices), devices)
+        engine = assemble_on_devices(settings, file, config, spans or split_over_devices(settings, file, config, devices), devices)
     except DeviceError as error:
         raise StartError(str(error)) from error
+    engine.memory = tuple(replace(memory, device=name) for memory, name in zip(engine.memory, names, strict=True))
+    return engine
 
 
 def assemble_on_cpu(settings: Settings, file: GGUFFile, config: ModelConfig, spans: Sequence[range], threads: Sequence[int]) -> Pipeline:
@@ -79,7 +84,12 @@ def assemble_on_cpu(settings: Settings, file: GGUFFile, config: ModelConfig, spa
             kv = PagedKV(config, len(span), facts.num_pages, facts.page_tokens, kind)
             name = f"stage {number} (cpu, layers {span.start} to {span.stop - 1})"
             models.append((name, StageModel(file, config, span, ops, kv)))
-        return Pipeline(models, facts, Sampler(spread_over(ops.threads)), release=opened.pop_all().close)
+        engine = Pipeline(models, facts, Sampler(spread_over(ops.threads)), release=opened.pop_all().close)
+    engine.memory = tuple(
+        StageMemory("cpu", weight_bytes(config, span), facts.num_pages * page_bytes(config, len(span), facts.page_tokens, kind))
+        for span in spans
+    )
+    return engine
 
 
 def describe_engine(settings: Settings, file: GGUFFile) -> list[str]:
@@ -94,8 +104,8 @@ def describe_engine(settings: Settings, file: GGUFFile) -> list[str]:
     else:
         devices = open_devices(settings, names)
         spans = spans or split_over_devices(settings, file, config, devices)
-        facts, _, planned = plan_on_devices(settings, file, config, spans, devices)
-        lines = device_lines(names, devices) + planned
+        facts, _, plans = plan_on_devices(settings, file, config, spans, devices)
+        lines = device_lines(names, devices) + plan_lines(stage_names(spans, devices), plans, facts)
     return [*lines, f"{settings.batch} slots, {facts.context} tokens a request at most"]
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from strata.engine.stage import Clock, Hidden, Stage, StageModel, StageTimes, Work
+from strata.engine.stage import Clock, Hidden, Stage, StageMemory, StageModel, StageTimes, Work
 from strata.messages import CopyDone, EngineEvent, EngineFacts, EngineFailed, PageCopy, SegmentResult, Window, WindowDone
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,8 @@ Sample = Callable[[Window, Hidden], tuple[SegmentResult, ...]]
 class Pipeline:
     """Implements ``messages.Engine`` over stage models, each with its name.
 
-    ``sample`` turns the last stage's logits into results. ``release`` is called once, when the threads have ended.
+    ``sample`` turns the last stage's logits into results. ``release`` is called once, when the threads have ended. ``memory`` is set by
+    whoever planned it: what each stage takes.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Pipeline:
         clock: Clock = time.perf_counter,
     ) -> None:
         self.facts = facts
+        self.memory: tuple[StageMemory, ...] = ()
         self.stages = tuple(Stage(name, model, clock) for name, model in models)
         self._sample = sample
         self._release = release

@@ -13,9 +13,9 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 
-from strata.errors import EngineError
+from strata.errors import EngineError, NotFinite
 from strata.messages import Cancelled, Failed, Finished, NewTokens, Progress, RequestEvent, TokenLogprob, Usage
-from strata.metrics import EndReason
+from strata.metric_table import EndReason
 from strata.server.admission import Admitted
 from strata.server.choice import Choice
 from strata.server.exchange import Exchange
@@ -90,6 +90,8 @@ class Answer:
             self.finished(choice)
         elif isinstance(event, Failed):
             choice.fail(event)
+            if isinstance(event.error, NotFinite):
+                self.site.metrics.corrupted()
             self._account(choice, "error", event.usage)
             self._fail(event.error)
         elif isinstance(event, Cancelled):

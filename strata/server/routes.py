@@ -58,7 +58,7 @@ ARGUMENT = "{id}"
 
 
 def refusal(error: StrataError) -> str:
-    """The reason under which an error is counted: one of ``strata.metrics.REFUSALS``."""
+    """The reason under which an error is counted: one of ``strata.metric_table.REFUSALS``."""
     if error.code in ("queue_full", "loading", "draining", "engine_dead"):
         return str(error.code)
     if isinstance(error, ContextExceeded):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -18,6 +18,7 @@ from strata.config.settings import TABLE, Settings
 from strata.errors import Draining, EngineDead, Loading, Unavailable
 from strata.messages import RequestEvent
 from strata.request import Request
+from strata.metric_table import CONFIG_LABELS
 from strata.metrics import Metrics
 from strata.server.guard import Guard
 from strata.server.host import memory_bytes
@@ -45,6 +46,14 @@ class Manager(Protocol):
 
     def view(self) -> Any:
         """A frozen picture: ``strata.slots.view.MachineView``, read attribute by attribute here."""
+
+
+class Hardware(Protocol):
+    """The devices: ``refresh`` asks them, ``view`` gives a ``strata.hardware.DeviceView`` for each."""
+
+    async def refresh(self) -> None: ...
+
+    def view(self) -> Sequence[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,7 @@ class Site:
     executor: Executor
     guard: Guard
     service: Service | None = None
+    hardware: Hardware | None = None
     is_draining: bool = False
     clock: Callable[[], float] = time.monotonic
     started: float = field(init=False)
@@ -140,8 +150,7 @@ class Site:
             is_ready = True
         except Unavailable:
             is_ready = False
-        shown = ("device", "batch", "kv", "chunk", "deterministic")
-        config = {row.name: row.show(getattr(settings, row.name)) for row in TABLE if row.name in shown}
+        config = {row.name: row.show(getattr(settings, row.name)) for row in TABLE if row.name in CONFIG_LABELS}
         config["context"] = str(self.service.model.context) if self.service is not None else ""
         return ServerView(is_ready, self.connections(), settings.queue_size, memory_bytes(), config)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -33,6 +34,8 @@ async def version(site: Site, exchange: Exchange) -> None:
 
 
 async def metrics(site: Site, exchange: Exchange) -> None:
+    if site.hardware is not None:
+        await site.hardware.refresh()
     body, content_type = site.metrics.render(exchange.head.header("accept"))
     exchange.respond(Response(200, body, content_type))
 
@@ -109,6 +112,9 @@ async def v1_status(site: Site, exchange: Exchange) -> None:
     }
     if site.service is not None:
         status |= machine_status(site.service)
+    if site.hardware is not None:
+        await site.hardware.refresh()
+        status["devices"] = [asdict(device) for device in site.hardware.view()]
     exchange.respond(json_response(status))
 
 

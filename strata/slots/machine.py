@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from strata.errors import Draining, EngineDead, EngineError
+from strata.errors import Draining, EngineDead, EngineError, NotFinite
 from strata.messages import CopyDone, EngineFacts, EngineFailed, WindowDone
 from strata.slots import events
 from strata.slots.admission import check_request, make_run
@@ -143,7 +143,7 @@ class SlotMachine:
             step = advance(run, flight.window.kind == "decode", segment, result, self.desk)
             self.desk.may_seat |= any(other.waits_for is run for other in self.desk.queue)
             if step is Advance.FAILED:
-                self._lose(run, result.error)
+                self._lose(run, NotFinite(result.error))
             elif step is Advance.STOP:
                 self.desk.finish(run, "stop")
             elif step is Advance.LENGTH:
@@ -151,11 +151,11 @@ class SlotMachine:
             elif run.state is not RequestState.SEATED and run.slot is not None:
                 self.desk.settle(run.slot)
 
-    def _lose(self, run: Run, message: str) -> None:
+    def _lose(self, run: Run, error: EngineError) -> None:
         if run.state is RequestState.ENDED:
             self.desk.spoil(run)
         else:
-            self.desk.fail(run, EngineError(message), Outcome.DROP)
+            self.desk.fail(run, error, Outcome.DROP)
 
     def _copy_done(self, event: CopyDone) -> None:
         if self.dead:
@@ -186,7 +186,7 @@ class SlotMachine:
             return
         if event.window_ids:
             for run in self.scheduler.lose(event.window_ids):
-                self._lose(run, event.message)
+                self._lose(run, EngineError(event.message))
         else:
             self._die(event.message)
 

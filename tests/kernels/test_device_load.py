@@ -101,6 +101,8 @@ def test_a_plan_is_what_a_stage_allocates(opened, kv):
         used, planned = before - device.memory().free, plan.weights + plan.work + (engine.facts.num_pages + 1) * plan.page
         assert stage.model.ops.pages.data.nbytes == (engine.facts.num_pages + 1) * plan.page
         assert 0.98 * planned < used < 1.02 * planned
+    for memory, plan in zip(engine.memory, plans, strict=True):
+        assert (memory.weights, memory.kv) == (plan.weights, engine.facts.num_pages * plan.page) and memory.work == plan.work + plan.graphs
 
 
 def test_more_slots_than_rows_are_refused(opened):

@@ -16,7 +16,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from strata.engine.stage import StageTimes
+from strata.hardware import DeviceView
 from strata.messages import Usage
+from strata.metric_table import CONFIG_LABELS
 from strata.metrics import Metrics
 from strata.server.service import ServerView
 from strata.slots.view import Counters, MachineView, SlotView
@@ -123,9 +125,11 @@ def view() -> MachineView:
 def exposition(accept: str = "") -> bytes:
     """What /metrics says after one request of each end."""
     metrics = Metrics("tiny", "1.0", view)
-    config = dict.fromkeys(("device", "batch", "kv", "chunk", "deterministic", "context"), "")
+    config = dict.fromkeys(CONFIG_LABELS, "")
     metrics.server = lambda: ServerView(True, 1, 64, {"total": 2.0, "available": 1.0}, config)
     metrics.engine = lambda: (StageTimes("stage 0", 3.0, 1.0, 5),)
+    metrics.devices = lambda: (DeviceView("0", 7, 5, 3, 24, 9, 0.5, 60.0, 250.0),)
+    metrics.corrupted()
     metrics.loop_lag(0.001)
     metrics.first_token(0.2)
     metrics.generated(1)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.monitoring.kit import KIT, dashboard, panels
 
-UNITS = {"none", "s", "percentunit", "bytes"}
+UNITS = {"none", "s", "percentunit", "bytes", "celsius", "watt"}
 by_panel = pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
 
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from strata.config import TABLE
-from strata.metrics import METRICS, STATUS_CLASSES
+from strata.metric_table import METRICS, STATUS_CLASSES
 from strata.server import routes
 from tests.monitoring.kit import (
     KIT, PROMETHEUS_OWN, RULES, TARGET_LABELS, dashboard, exposition, expressions, grouping_labels, panels, rules, samples, selectors,

@@ -67,10 +67,11 @@ class ScriptedEngine:
     def close(self) -> None:
         self.is_closed = True
 
-    def step(self) -> None:
-        """Answer the oldest window."""
+    def step(self, error: str = "") -> None:
+        """Answer the oldest window; ``error``: as the fate of each of its rows."""
         window = self.windows.pop(0)
-        self._deliver(WindowDone(window.id, tuple(self._result(segment) for segment in window.segments), 0.001))
+        results = (SegmentResult(error=error) if error else self._result(segment) for segment in window.segments)
+        self._deliver(WindowDone(window.id, tuple(results), 0.001))
 
     def fail(self, message: str, dead: bool = False) -> None:
         """Lose the oldest window, or everything."""

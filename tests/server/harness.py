@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,6 +19,7 @@ import h11
 
 from strata.config.settings import Settings
 from strata.engine.stage import StageTimes
+from strata.hardware import DeviceView
 from strata.metrics import Metrics
 from strata.server.connection import Connection
 from strata.server.guard import Guard, read_keys
@@ -84,6 +86,16 @@ class Owner:
 
     def closed(self, connection: Connection, address: str) -> None:
         self.open -= 1
+
+
+class FixedHardware:
+    """One device that has an answer to everything."""
+
+    async def refresh(self) -> None:
+        """It never changes."""
+
+    def view(self) -> Sequence[DeviceView]:
+        return (DeviceView("0", 700, 500, 300, 2400, 900, 0.5, 61.0, 250.0),)
 
 
 @dataclass
@@ -214,6 +226,8 @@ class World:
         self.site.service = Service(model, self.manager, tokenizer(), TEMPLATE)
         self.metrics.view = self.manager.view
         self.metrics.engine = lambda: (StageTimes("stage 0", 1.5, 0.5, 3),)
+        self.site.hardware = FixedHardware()
+        self.metrics.devices = self.site.hardware.view
 
     def connect(self, address: str = "127.0.0.1") -> Client:
         return Client(self, address)

@@ -14,7 +14,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from strata.config.settings import Settings
-from strata.metrics import METRICS, Metrics
+from strata.metric_table import METRICS
+from strata.metrics import Metrics
 from strata.messages import Usage
 from strata.server.heartbeat import Heartbeat
 from strata.server.host import memory_bytes
@@ -160,6 +161,22 @@ async def test_refusals_are_counted_by_reason() -> None:
     for reason in ("queue_full", "access", "context", "other", "draining", "engine"):
         assert f'strata_refused_total{{reason="{reason}"}} 1.0' in text
     assert 'strata_refused_total{reason="too_large"} 0.0' in text
+
+
+async def test_logits_that_are_no_numbers_are_counted_apart_from_lost_windows() -> None:
+    world = World(engine=ScriptedEngine(says([], 5), CONTEXT, is_manual=True))
+    answers = []
+    for fate in (lambda: world.engine.step("no numbers"), lambda: world.engine.fail("stage 1: lost")):
+        client = world.connect()
+        await client.start("POST", PATH, {"prompt": "x"})
+        await settle()
+        fate()
+        answers.append(await client.answer())
+    assert [answer.status for answer in answers] == [500, 500]
+    assert [answer.error["code"] for answer in answers] == ["not_finite", 500]
+    samples = await scrape(world)
+    assert samples["vllm:corrupted_requests_total"] == 1
+    assert samples["vllm:request_success_total{finished_reason=error}"] == samples["strata_refused_total{reason=engine}"] == 2
 
 
 async def test_the_loops_lateness_is_measured(jump_clock: JumpClock) -> None:
