@@ -8,6 +8,9 @@ Rules: a stream belongs to one host thread. Between ``capture`` and its end noth
 same launches with the same arguments, so whatever changes from window to window lies in device memory. A host array that
 an upload reads, or a download writes, must stay untouched until an event behind the copy has passed (``pinned`` memory, or
 the copy may cost a wait).
+
+Errors. Work fails later than the call that enqueued it, so any call can report what an earlier one broke. A kernel that fails takes the
+device's context with it: that is ``DeviceLost``, and no later call on the device, or for the emulated device on the stream, succeeds.
 """
 
 from __future__ import annotations
@@ -89,12 +92,14 @@ Argument = Buffer | Scalar
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What a device says about itself. ``arch``: compute capability x 10 (86), 0 for the emulated device. Bytes."""
+    """What a device says about itself. ``arch``: compute capability x 10 (86), 0 for the emulated device. Bytes. ``uuid``: as nvidia-smi
+    prints it."""
 
     name: str
     arch: int
     total_memory: int
     pci_id: str = ""
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,10 @@ class Memory:
 
 class DeviceError(RuntimeError):
     """The device refused or lost work; the message says which."""
+
+
+class DeviceLost(DeviceError):
+    """Work has failed in a way that the device, or this stream of it, does not survive."""
 
 
 class CompileError(DeviceError):
@@ -151,11 +160,20 @@ class Device(Protocol):
         """Memory with undefined contents, aligned to 256 bytes. Raises DeviceError when it does not fit, or in a capture."""
 
     def pinned(self, shape: Sequence[int], dtype: npt.DTypeLike) -> HostArray:
-        """Host memory for asynchronous copies, zeroed."""
+        """Host memory for asynchronous copies of any device, zeroed."""
 
     def stream(self) -> Stream: ...
 
     def event(self) -> Event: ...
+
+    def timed_event(self) -> Event:
+        """An event that ``seconds_between`` takes; recording it costs a little more."""
+
+    def seconds_between(self, start: Event, end: Event) -> float:
+        """Between two timed events of this device that have passed."""
+
+    def reach(self, peer: Device) -> bool:
+        """Whether copies into the peer's memory go there directly; makes it so where the hardware can. Else they go by way of the host."""
 
     def upload(self, target: Buffer, source: HostArray, stream: Stream) -> None:
         """Host to device. dtype and shape must be the buffer's (TypeError, ValueError)."""
@@ -163,7 +181,7 @@ class Device(Protocol):
     def download(self, target: HostArray, source: Buffer, stream: Stream) -> None: ...
 
     def copy(self, target: Buffer, source: Buffer, stream: Stream) -> None:
-        """Device to device; ``source`` may lie on a peer. Equal sizes in bytes."""
+        """Device to device; either end may lie on a peer. Equal sizes in bytes."""
 
     def compile(self, kernels: Sequence[KernelName]) -> float:
         """Makes kernels ready before the first window: compiled in parallel, from the disk cache where possible. Seconds taken."""

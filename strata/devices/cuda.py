@@ -1,21 +1,21 @@
 """A GPU behind the door of base.py, through CuPy (which only this file imports, and only when a device is made).
 
 Kernels arrive as cubins from nvrtc.py and are loaded as CuPy RawKernels. CuPy checks nothing that is passed to them, so the
-launchers do, and the emulated device checks the launchers. What the rest of the file takes care of:
-  - the current device belongs to a host thread: every call selects this one first, at no cost where it is selected already;
-  - streams never wait for the default stream (they can be captured), and launches name their stream;
-  - memory is allocated outside CuPy's pool: weights and caches are allocated once and would never go back to it;
-  - device to device copies say "default": unified addressing finds both ends, and the driver stages what peers cannot reach.
+launchers do, and the emulated device checks the launchers. Streams, events, graphs and errors are in cuda_stream.py. What the rest of
+the file takes care of:
+  - memory is allocated outside CuPy's pools: weights and caches are allocated once and would never go back to one, and the pool of
+    pinned memory rounds up to powers of two;
+  - copies say "default": unified addressing finds both ends, and the driver stages between peers that do not reach each other;
+  - kernels are loaded when they are compiled: CUDA else loads a kernel at its first launch, which might be within a capture.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,14 @@ import numpy as np
 import numpy.typing as npt
 
 from strata.devices.base import Argument, Buffer, DeviceError, DeviceInfo, HostArray, KernelName, Launch, Memory, check_copy
-from strata.devices.nvrtc import compile_modules
+from strata.devices.cuda_stream import Context, CudaEvent, CudaGraph, CudaStream, on_device
+from strata.devices.driver import gpu_uuids
+from strata.devices.nvrtc import Module, compile_modules
 from strata.devices.source import default_cache
 from strata.errors import StartError
 
 OLDEST_ARCH = 75  # the first with integer matrix units
-
-_selected = threading.local()
+OUT_OF_MEMORY, PEER_ACCESS_ALREADY_ENABLED = 2, 704  # cudaError_t
 
 
 def load_cupy() -> Any:
@@ -81,52 +82,6 @@ def pack_arguments(arguments: Sequence[Argument]) -> tuple[np.generic, ...]:
     return tuple(packed)
 
 
-class CudaEvent:
-    """A CUDA event without timing."""
-
-    def __init__(self, cupy: Any) -> None:
-        self.handle = cupy.cuda.Event(block=False, disable_timing=True)
-        self._recorded = False
-
-    def recorded(self) -> None:
-        self._recorded = True
-
-    def synchronize(self) -> None:
-        if self._recorded:
-            self.handle.synchronize()
-
-    def query(self) -> bool:
-        return not self._recorded or bool(self.handle.done)
-
-
-class CudaStream:
-    """A non-blocking CUDA stream."""
-
-    def __init__(self, cupy: Any) -> None:
-        self.handle = cupy.cuda.Stream(non_blocking=True)
-
-    def record(self, event: CudaEvent) -> None:
-        self.handle.record(event.handle)
-        event.recorded()
-
-    def wait(self, event: CudaEvent) -> None:
-        self.handle.wait_event(event.handle)
-
-    def synchronize(self) -> None:
-        self.handle.synchronize()
-
-
-class CudaGraph:
-    """A captured graph, complete when its ``with`` block has ended."""
-
-    def __init__(self) -> None:
-        self.handle: Any = None
-        self.kept: list[object] = []
-
-    def replay(self, stream: CudaStream) -> None:
-        self.handle.launch(stream.handle)
-
-
 class CudaDevice:
     """GPU number ``ordinal`` as CUDA counts the visible ones. Raises StartError without any, DeviceError where that one cannot serve.
 
@@ -134,63 +89,86 @@ class CudaDevice:
     """
 
     def __init__(self, ordinal: int = 0, *, cache: Path | None = None, toolkit: Path | None = None) -> None:
-        self._cupy = load_cupy()
-        self._runtime = self._cupy.cuda.runtime
-        self._ordinal = ordinal
+        cupy = load_cupy()
+        self._runtime = cupy.cuda.runtime
         self._cache, self._toolkit = cache or default_cache(), toolkit
         self._functions: dict[KernelName, Any] = {}
-        self._capture: CudaGraph | None = None
         count = visible_devices()
         if ordinal >= count:
             raise DeviceError(f"no GPU {ordinal}: {count} visible, numbered from 0")
-        self._select()
-        facts = self._runtime.getDeviceProperties(ordinal)
-        self.info = DeviceInfo(
-            facts["name"].decode(), 10 * facts["major"] + facts["minor"], facts["totalGlobalMem"], self._runtime.deviceGetPCIBusId(ordinal)
-        )
+        self.context = Context(cupy, ordinal, f"GPU {ordinal}")
+        self.info = self._ask()
+        self.context.name = f"{self.info.name} {self.info.pci_id}"
         if self.info.arch < OLDEST_ARCH:
             found, needed = self.info.arch / 10, OLDEST_ARCH / 10
             raise DeviceError(f"GPU {ordinal}, {self.info.name}, has compute capability {found}; the kernels need {needed} or newer")
 
-    def _select(self) -> None:
-        if getattr(_selected, "ordinal", None) != self._ordinal:
-            self._runtime.setDevice(self._ordinal)
-            _selected.ordinal = self._ordinal
+    @on_device
+    def _ask(self) -> DeviceInfo:
+        ordinal = self.context.ordinal
+        facts = self._runtime.getDeviceProperties(ordinal)
+        arch, uuid = 10 * facts["major"] + facts["minor"], gpu_uuids(ordinal + 1)[ordinal]
+        return DeviceInfo(facts["name"].decode(), arch, facts["totalGlobalMem"], self._runtime.deviceGetPCIBusId(ordinal), uuid)
 
     # ------------------------------------------------------------ memory
 
+    @on_device
     def memory(self) -> Memory:
-        self._select()
         return Memory(*self._runtime.memGetInfo())
 
+    @on_device
     def allocate(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Buffer:
-        if self._capture is not None:
+        if self.context.is_capturing:
             raise DeviceError("allocation while a graph is being captured")
-        self._select()
         kind = np.dtype(dtype)
         nbytes = math.prod(shape) * kind.itemsize
         try:
-            memory = self._cupy.cuda.Memory(max(nbytes, 1))
+            memory = self.context.cupy.cuda.Memory(max(nbytes, 1))
         except RuntimeError as error:
-            raise DeviceError(f"out of memory on {self.info.name}: {nbytes} bytes asked for, {self.memory().free} free") from error
+            if getattr(error, "status", None) != OUT_OF_MEMORY:
+                raise
+            free = self._runtime.memGetInfo()[0]
+            raise DeviceError(f"out of memory on {self.context.name}: {nbytes} bytes asked for, {free} free") from error
         return Buffer(memory.ptr, tuple(shape), kind, memory)
 
+    @on_device
     def pinned(self, shape: Sequence[int], dtype: npt.DTypeLike) -> HostArray:
-        count, kind = math.prod(shape), np.dtype(dtype)
-        memory = self._cupy.cuda.alloc_pinned_memory(max(count * kind.itemsize, 1))
-        array: HostArray = np.frombuffer(memory, kind, count).reshape(tuple(shape))
+        cuda, count, kind = self.context.cupy.cuda, math.prod(shape), np.dtype(dtype)
+        memory = cuda.PinnedMemory(max(count * kind.itemsize, 1), self._runtime.hostAllocPortable)
+        array: HostArray = np.frombuffer(cuda.PinnedMemoryPointer(memory, 0), kind, count).reshape(tuple(shape))
         array[...] = 0
         return array
 
     # ------------------------------------------------------------ streams and copies
 
     def stream(self) -> CudaStream:
-        self._select()
-        return CudaStream(self._cupy)
+        return CudaStream(self.context)
 
     def event(self) -> CudaEvent:
-        self._select()
-        return CudaEvent(self._cupy)
+        return CudaEvent(self.context)
+
+    def timed_event(self) -> CudaEvent:
+        return CudaEvent(self.context, timed=True)
+
+    @on_device
+    def seconds_between(self, start: CudaEvent, end: CudaEvent) -> float:
+        return float(self._runtime.eventElapsedTime(start.handle.ptr, end.handle.ptr)) / 1e3
+
+    @on_device
+    def reach(self, peer: object) -> bool:
+        if not isinstance(peer, CudaDevice):
+            return False
+        here, there = self.context.ordinal, peer.context.ordinal
+        if here == there:
+            return True
+        if not self._runtime.deviceCanAccessPeer(here, there):
+            return False
+        try:
+            self._runtime.deviceEnablePeerAccess(there)
+        except RuntimeError as error:
+            if getattr(error, "status", None) != PEER_ACCESS_ALREADY_ENABLED:
+                raise
+        return True
 
     def upload(self, target: Buffer, source: HostArray, stream: CudaStream) -> None:
         check_copy(target, source)
@@ -205,20 +183,13 @@ class CudaDevice:
             raise ValueError(f"copy of {source.nbytes} bytes into {target.nbytes}")
         self._move(target.pointer, source.pointer, source.nbytes, stream)
 
+    @on_device
     def _move(self, target: int, source: int, nbytes: int, stream: CudaStream) -> None:
-        self._select()
-        self._runtime.memcpyAsync(target, source, nbytes, self._runtime.memcpyDefault, stream.handle.ptr)
+        if nbytes:
+            self._runtime.memcpyAsync(target, source, nbytes, self._runtime.memcpyDefault, stream.handle.ptr)
 
-    @contextmanager
-    def capture(self, stream: CudaStream) -> Iterator[CudaGraph]:
-        self._select()
-        graph = self._capture = CudaGraph()
-        stream.handle.begin_capture()
-        try:
-            yield graph
-        finally:
-            self._capture = None
-            graph.handle = stream.handle.end_capture()
+    def capture(self, stream: CudaStream) -> AbstractContextManager[CudaGraph]:
+        return stream.capture()
 
     # ------------------------------------------------------------ kernels
 
@@ -226,19 +197,26 @@ class CudaDevice:
         started = time.perf_counter()
         missing = [kernel for kernel in kernels if kernel not in self._functions]
         modules = compile_modules(group_by_stem(missing), f"sm_{self.info.arch}", self._cache, self._toolkit)
-        self._select()
-        for kernel in missing:
-            module = modules[kernel.stem]
-            raw = self._cupy.RawModule(path=str(module.cubin)).get_function(module.names[kernel.entry])
-            self._functions[kernel] = raw.kernel  # the function as loaded on this device
+        self._load(modules, missing)
         return time.perf_counter() - started
 
+    @on_device
+    def _load(self, modules: Mapping[str, Module], kernels: Sequence[KernelName]) -> None:
+        loaded = {stem: self.context.cupy.RawModule(path=str(module.cubin)) for stem, module in modules.items()}
+        for kernel in kernels:
+            raw = loaded[kernel.stem].get_function(modules[kernel.stem].names[kernel.entry])
+            raw.num_regs  # a question about a function that only a loaded one can answer
+            self._functions[kernel] = raw.kernel  # the function as loaded on this device
+
     def launch(self, launch: Launch, arguments: Sequence[Argument], stream: CudaStream) -> None:
-        function = self._functions.get(launch.kernel)
-        if function is None:
+        if launch.kernel not in self._functions:
+            if self.context.is_capturing:
+                raise DeviceError(f"{launch.kernel} would be compiled while a graph is being captured")
             self.compile([launch.kernel])
-            function = self._functions[launch.kernel]
-        self._select()
-        if self._capture is not None:
-            self._capture.kept.extend(arguments)  # a replay reads them long after the launcher has returned
-        function(launch.grid, (launch.threads, 1, 1), pack_arguments(arguments), 0, stream.handle)
+        if stream.graph is not None:
+            stream.graph.kept.extend(arguments)  # a replay reads them long after the launcher has returned
+        self._enqueue(launch, pack_arguments(arguments), stream)
+
+    @on_device
+    def _enqueue(self, launch: Launch, packed: tuple[np.generic, ...], stream: CudaStream) -> None:
+        self._functions[launch.kernel](launch.grid, (launch.threads, 1, 1), packed, 0, stream.handle)

@@ -18,20 +18,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from strata.devices.base import Argument, Buffer, DeviceError, DeviceInfo, HostArray, KernelName, Launch, Memory, check_copy
+from strata.devices.base import Argument, Buffer, DeviceError, DeviceInfo, DeviceLost, HostArray, KernelName, Launch, Memory, check_copy
 from strata.devices.host_compiler import HostCompiler
 from strata.devices.source import default_cache
 
 STACKS_BYTES = 1024 * (32 * 1024 + 320)  # fibers.cuh: MAX_THREADS * STACK_BYTES
 MAX_THREADS = 1024
-RUN_LOCK = threading.Lock()  # the fibers' state is global in each library, and the stacks are shared by all
+# The fibers' state is global in each library, and streams wait for each other: one thread at a time runs work, of whatever device.
+RUN_LOCK = threading.RLock()
 
 Work = Callable[[], None]
 
@@ -57,10 +58,14 @@ class _Entry(NamedTuple):
 
 @dataclass(eq=False)
 class EmulatedEvent:
-    """Knows the stream it was recorded on; waiting for it is what makes that stream run."""
+    """Knows the stream it was recorded on; waiting for it is what makes that stream run. ``passed_at``: seconds on the host's clock."""
 
     stream: EmulatedStream | None = None
     mark: int = 0
+    passed_at: float = 0.0
+
+    def pass_by(self) -> None:
+        self.passed_at = time.perf_counter()
 
     def synchronize(self) -> None:
         if self.stream is not None:
@@ -70,19 +75,31 @@ class EmulatedEvent:
         return self.stream is None or self.stream.num_done >= self.mark
 
 
-@dataclass(eq=False)
 class EmulatedStream:
-    """A queue of work that runs when waited for. ``captured``: where work goes during a capture."""
+    """A queue of work that runs when waited for, in whichever thread waits. ``captured``: where work goes during a capture.
 
-    queue: list[Work] = field(default_factory=list)
-    num_done: int = 0
-    captured: list[Work] | None = None
+    A stream whose work has failed reports that for good, as a device of CUDA does.
+    """
 
-    def enqueue(self, work: Work) -> None:
-        (self.queue if self.captured is None else self.captured).append(work)
+    def __init__(self) -> None:
+        self.captured: list[Work] | None = None
+        self.num_done = 0
+        self._queue: list[Work] = []
+        self._num_taken = 0
+        self._lock = threading.Lock()
+        self._error: DeviceLost | None = None
+
+    def enqueue(self, work: Work) -> int:
+        """The number of the work, which ``run_until`` takes. During a capture nothing is numbered."""
+        if self.captured is not None:
+            self.captured.append(work)
+            return 0
+        with self._lock:
+            self._queue.append(work)
+            return self._num_taken + len(self._queue)
 
     def record(self, event: EmulatedEvent) -> None:
-        event.stream, event.mark = self, self.num_done + len(self.queue)
+        event.stream, event.mark = self, self.enqueue(event.pass_by)
 
     def wait(self, event: EmulatedEvent) -> None:
         stream, mark = event.stream, event.mark
@@ -90,15 +107,25 @@ class EmulatedStream:
             self.enqueue(lambda: stream.run_until(mark))
 
     def synchronize(self) -> None:
-        self.run_until(self.num_done + len(self.queue))
+        with self._lock:
+            mark = self._num_taken + len(self._queue)
+        self.run_until(mark)
 
     def run_until(self, mark: int) -> None:
         if self.captured is not None:
             raise DeviceError("waiting for a stream while it is being captured")
-        while self.num_done < mark:
-            work = self.queue.pop(0)
-            self.num_done += 1
-            work()
+        with RUN_LOCK:
+            while self._error is None and self.num_done < mark:
+                with self._lock:
+                    work = self._queue.pop(0)
+                    self._num_taken += 1
+                try:
+                    work()
+                except DeviceLost as error:
+                    self._error = error
+                self.num_done += 1
+            if self._error is not None:
+                raise self._error
 
 
 class EmulatedGraph:
@@ -126,7 +153,7 @@ class EmulatedDevice:
         self._entries: dict[KernelName, _Entry] = {}
         self._descending = descending
         self._used = 0
-        self._capturing = False
+        self._capturing = threading.local()
         self._stacks = np.empty(STACKS_BYTES, np.uint8)
 
     # ------------------------------------------------------------ memory
@@ -135,7 +162,7 @@ class EmulatedDevice:
         return Memory(self.info.total_memory - self._used, self.info.total_memory)
 
     def allocate(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Buffer:
-        if self._capturing:
+        if getattr(self._capturing, "now", False):
             raise DeviceError("allocation while a graph is being captured")
         storage = np.empty(tuple(shape), dtype)
         if self._used + storage.nbytes > self.info.total_memory:
@@ -158,6 +185,15 @@ class EmulatedDevice:
     def event(self) -> EmulatedEvent:
         return EmulatedEvent()
 
+    def timed_event(self) -> EmulatedEvent:
+        return EmulatedEvent()
+
+    def seconds_between(self, start: EmulatedEvent, end: EmulatedEvent) -> float:
+        return end.passed_at - start.passed_at
+
+    def reach(self, peer: object) -> bool:
+        return isinstance(peer, EmulatedDevice)
+
     def upload(self, target: Buffer, source: HostArray, stream: EmulatedStream) -> None:
         check_copy(target, source)
         stream.enqueue(lambda: _move(target.pointer, source.ctypes.data, target.nbytes, (target, source)))
@@ -174,11 +210,11 @@ class EmulatedDevice:
     @contextmanager
     def capture(self, stream: EmulatedStream) -> Iterator[EmulatedGraph]:
         graph = EmulatedGraph()
-        stream.captured, self._capturing = graph.work, True
+        stream.captured, self._capturing.now = graph.work, True
         try:
             yield graph
         finally:
-            stream.captured, self._capturing = None, False
+            stream.captured, self._capturing.now = None, False
 
     # ------------------------------------------------------------ kernels
 
@@ -212,10 +248,8 @@ class EmulatedDevice:
             launch.grid, launch.threads, int(self._descending), self._stacks.ctypes.data, ctypes.addressof(message)
         )
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        with RUN_LOCK:
-            failed = entry.run(ctypes.byref(record), pointers)
-        if failed:
-            raise DeviceError(f"{launch.kernel}: {message.value.decode()}")
+        if entry.run(ctypes.byref(record), pointers):
+            raise DeviceLost(f"{launch.kernel}: {message.value.decode()}")
 
 
 class _Owner:

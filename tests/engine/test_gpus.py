@@ -2,52 +2,26 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import threading
 from typing import Any
 
 import pytest
 
 from strata.config import Settings
-from strata.devices import cuda
+from strata.devices import cuda, cuda_stream
 from strata.engine import placement
 from strata.engine.load import describe_engine
 from strata.errors import SettingError, StartError
 from strata.weights.gguf import GGUFFile
+from tests.cuda.fake import Driver, fake_cupy
 from tests.engine.running import TINY
-
-MIB = 1 << 20
-
-
-class Runtime:
-    """The calls of cupy.cuda.runtime that opening a device makes. ``cards``: (name, compute capability, MiB in all, MiB free)."""
-
-    def __init__(self, *cards: tuple[str, str, int, int], error: str = "") -> None:
-        self._cards, self._error, self._current = cards, error, 0
-
-    def getDeviceCount(self) -> int:
-        if self._error:
-            raise RuntimeError(self._error)
-        return len(self._cards)
-
-    def setDevice(self, ordinal: int) -> None:
-        self._current = ordinal
-
-    def getDeviceProperties(self, ordinal: int) -> dict[str, Any]:
-        name, capability, total, _ = self._cards[ordinal]
-        major, minor = capability.split(".")
-        return {"name": name.encode(), "major": int(major), "minor": int(minor), "totalGlobalMem": total * MIB}
-
-    def deviceGetPCIBusId(self, ordinal: int) -> str:
-        return f"0000:4{ordinal}:00.0"
-
-    def memGetInfo(self) -> tuple[int, int]:
-        _, _, total, free = self._cards[self._current]
-        return free * MIB, total * MIB
 
 
 def plan(monkeypatch: pytest.MonkeyPatch, *cards: tuple[str, str, int, int], error: str = "", **settings: Any) -> list[str]:
-    monkeypatch.setattr(cuda, "load_cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=Runtime(*cards, error=error))))
-    monkeypatch.setattr(cuda, "_selected", SimpleNamespace())
+    driver = Driver(*cards, error=error)
+    monkeypatch.setattr(cuda, "load_cupy", lambda: fake_cupy(driver))
+    monkeypatch.setattr(cuda, "gpu_uuids", lambda count: [f"GPU-{number}" for number in range(count)])
+    monkeypatch.setattr(cuda_stream, "_here", threading.local())
     monkeypatch.setattr(placement, "bandwidth", lambda device: 1.0)
     with GGUFFile.open(TINY) as file:
         return describe_engine(Settings(**{"device": "cuda", "context": 128, "batch": 2, **settings}), file)

@@ -3,12 +3,14 @@
 import gc
 import os
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from strata.devices import source
-from strata.devices.base import Buffer, CompileError, DeviceError, KernelName, Launch
+from strata.devices.base import Buffer, CompileError, DeviceError, DeviceLost, KernelName, Launch
 from strata.devices.emulated import EmulatedDevice
 from strata.kernels.intrinsics import intrinsics
 
@@ -91,6 +93,20 @@ def test_a_barrier_that_some_threads_miss_is_reported(lab):
     assert read(device, out)[40:].tolist() == [1.0] * 24
 
 
+def test_a_stream_whose_work_failed_and_those_that_wait_for_it_report_it_for_good(lab):
+    device = lab()
+    broken, behind, event = device.stream(), device.stream(), device.event()
+    device.launch(Launch(KernelName("lab", "half_barrier"), (1, 1, 1), 64), [device.allocate([64], np.float32)], broken)
+    broken.record(event)
+    behind.wait(event)
+    for _ in range(2):
+        for stream in (behind, broken):
+            with pytest.raises(DeviceLost, match="half_barrier"):
+                stream.synchronize()
+    with pytest.raises(DeviceLost, match="half_barrier"):
+        event.synchronize()
+
+
 def test_lanes_at_different_collectives_are_reported(lab):
     device = lab()
     with pytest.raises(DeviceError, match="divergent warp 0 in block .* a shuffle"):
@@ -140,6 +156,34 @@ def test_work_runs_only_when_it_is_waited_for(lab):
     assert out.tolist() == [0] * 4
     second.synchronize()
     assert out.tolist() == [6] * 4 and event.query()
+
+
+def test_streams_of_two_threads_can_wait_for_each_other():
+    """What each adds needs what the other added before: a thread that holds its own stream while it waits would never end."""
+    device, order = EmulatedDevice(), []
+    streams, events = [device.stream(), device.stream()], [device.event() for _ in range(20)]
+    for step, event in enumerate(events):
+        stream = streams[step % 2]
+        if step:
+            stream.wait(events[step - 1])
+        stream.enqueue(lambda step=step: order.append(step))
+        stream.record(event)
+    together = threading.Barrier(2, timeout=30)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda stream: (together.wait(), stream.synchronize()), streams))
+    assert order == list(range(20)) and all(event.query() for event in events)
+
+
+def test_timed_events_pass_when_their_stream_runs():
+    device = EmulatedDevice()
+    stream, start, end = device.stream(), device.timed_event(), device.timed_event()
+    stream.record(start)
+    stream.enqueue(lambda: sum(range(1000)))
+    stream.record(end)
+    assert not end.query()
+    stream.synchronize()
+    assert end.query() and device.seconds_between(start, end) == -device.seconds_between(end, start) > 0
+    assert device.reach(EmulatedDevice())
 
 
 def test_a_graph_replays_its_launches_and_forbids_what_cuda_forbids(lab):
