@@ -29,9 +29,13 @@ TOKENS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric. ``name`` as in the table of vLLM (a counter's samples end in ``_total``). ``label``: its one label, if any, and
-    ``values`` what it can say (empty: set by the code, as the route templates are). ``read``: its value, or values by label, from
-    the picture of ``source`` (``strata_stage_*``: StageTimes; ``devices``: hardware.DeviceView); with ``is_info`` the value is 1 and what is read are the labels."""
+    """One metric.
+
+    ``name`` as in the table of vLLM (a counter's samples end in ``_total``). ``label``: its one label, if any, and ``values`` what it
+    can say (empty: set by the code, as the route templates are). ``read``: its value, or values by label, from the picture of
+    ``source`` (``engine``: StageTimes of each stage; ``devices``: DeviceView of each); with ``is_info`` the value is 1 and what is
+    read are the labels.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -88,7 +92,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("vllm:prefix_cache_hits", "counter", "Prompt tokens found in held history.", "tokens"),
     Metric("vllm:spec_decode_num_draft_tokens", "counter", "Tokens drafted.", "tokens"),
     Metric("vllm:spec_decode_num_accepted_tokens", "counter", "Drafted tokens that were accepted.", "tokens"),
-    Metric("vllm:corrupted_requests", "counter", "Requests that ended because the model gave logits that are not finite numbers.", "requests"),
+    Metric("vllm:corrupted_requests", "counter", "Requests that ended because their logits were not finite numbers.", "requests"),
     Metric("vllm:request_success", "counter", "Ended requests by reason.", "requests", "finished_reason", END_REASONS),
     Metric("vllm:time_to_first_token_seconds", "histogram", "From a request's arrival to its first token.", "seconds", buckets=FIRST_TOKEN),
     Metric("vllm:inter_token_latency_seconds", "histogram", "Between two deliveries of tokens.", "seconds", buckets=TOKEN_GAP),

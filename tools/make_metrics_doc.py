@@ -101,8 +101,9 @@ def queries() -> str:
 
 def page() -> str:
     vllm, own = [each for each in METRICS if each.is_vllm], [each for each in METRICS if not each.is_vllm]
+    head = HEAD.replace("@CONFIG@", _listed(CONFIG_LABELS))
     return (
-        f"{HEAD.replace('@CONFIG@', _listed(CONFIG_LABELS))}\n## vLLM's names\n\nEvery one also has the labels `model_name` (the name the server goes by) and `engine` (`0`).\n\n"
+        f"{head}\n## vLLM's names\n\nEvery one also has the labels `model_name` (the name the server goes by) and `engine` (`0`).\n\n"
         f"{table(vllm)}\n## Strata's own\n\n{table(own)}\n## Buckets\n\n{buckets()}\n## Questions and queries\n\n{queries()}"
     )
 
