@@ -2,8 +2,9 @@
 
 ``python tools/bench_ops.py MODEL.gguf [--threads N] [--rounds N]``. Everything is measured in turn within each round, and the
 figure is the median over the rounds, so that a machine shared with others disturbs both sides of a ratio alike. "Bare products" multiply
-every weight matrix of the model once: each thread its own share of all, no handing over, nothing else, in the fastest way that NumPy
-has (one row: one matrix-vector product; 8 rows: blocks outside, rows inside; 512: one GEMM).
+every weight matrix of the model once, and of experts those that the rows go to by these rows: each thread its own share of all, no handing
+over, nothing else, in the fastest way that NumPy has (one row: one matrix-vector product; 8 rows: tiles, or blocks outside and rows inside;
+512: one GEMM). The goal for prompts is SmolLM2-135M's.
 """
 
 from __future__ import annotations
@@ -14,17 +15,25 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from strata.engine.experts import Expert, LayerExperts  # noqa: E402
 from strata.engine.families import read_config  # noqa: E402
 from strata.engine.forward import StageModel  # noqa: E402
 from strata.engine.kv import PAGE_TOKENS, PagedKV  # noqa: E402
 from strata.engine.numpy_ops import NumpyOps  # noqa: E402
 from strata.engine.products import Matrix, cuts  # noqa: E402
+from strata.engine.rows import wanted_rows  # noqa: E402
+from strata.engine.threads import Threads  # noqa: E402
+from strata.engine.tiles import multiply, tiles_for  # noqa: E402
 from strata.messages import Segment, Window  # noqa: E402
 from strata.request import Sampling  # noqa: E402
 from strata.weights.gguf import GGUFFile  # noqa: E402
@@ -47,21 +56,48 @@ def prompt_window(tokens: int, slot: int = 0) -> Window:
     return Window(0, "prompt", 0, (Segment("p", slot, 0, ids, pages_of(slot), Sampling()),))
 
 
-def matrices(model: StageModel) -> list[Matrix]:
-    found = []
+@dataclass(frozen=True)
+class Product:
+    """A matrix and how many rows a window sends through it: ``weights`` [rows, columns], and the same in ``blocks``, padded."""
+
+    weights: NDArray[np.float32]
+    blocks: NDArray[np.float32]
+    rows: int
+
+
+def products(model: StageModel, window: Window) -> list[Product]:
+    """Every product that ``window`` needs; of experts, those that its rows go to."""
+    rows = sum(len(segment.tokens) for segment in window.segments)
+    whole: list[Matrix] = []
     for layer in model.layers:
-        found += [layer.qkv, layer.attn_output]
-        if layer.dense is not None:
-            found += [layer.dense.gate_up, layer.dense.down]
-        if layer.routed is not None:
-            found.append(layer.routed.router)
-    return [*found, model.output]
+        whole += [layer.qkv, layer.attn_output]
+        whole += [layer.dense.gate_up, layer.dense.down] if layer.dense else []
+        whole += [layer.routed.router] if layer.routed else []
+    found = [Product(matrix.weights, matrix.blocks, rows) for matrix in whole]
+    for expert, count in routed(model, window):
+        for blocks, height in ((expert.gate_up, 2 * expert.inner), (expert.down, expert.width)):
+            found.append(Product(blocks.reshape(-1, blocks.shape[3])[:height], blocks, count))
+    return [*found, Product(model.output.weights, model.output.blocks, len(wanted_rows(window)))]
 
 
-def bare_row(model: StageModel) -> Callable[[], None]:
-    """All matrices times one row."""
-    jobs = [(matrix.weights, np.ones(matrix.columns, np.float32), np.empty(matrix.rows, np.float32)) for matrix in matrices(model)]
-    threads = model.ops.threads
+def routed(model: StageModel, window: Window) -> list[tuple[Expert, int]]:
+    """The experts that the rows of ``window`` go to, block by block, and how many rows each gets."""
+    mixture, seen = model.ops.mixture, []
+    plain = mixture.mix
+
+    def watched(x: Any, chosen: Any, weights: Any, layer: LayerExperts) -> Any:
+        for expert, count in zip(*np.unique(chosen, return_counts=True)):
+            seen.append((next(mixture.store.lots(layer, [int(expert)]))[0], int(count)))
+        return plain(x, chosen, weights, layer)
+
+    with patch.object(mixture, "mix", watched):
+        model.forward(window, None)
+    return seen
+
+
+def bare_row(threads: Threads, needed: list[Product]) -> Callable[[], None]:
+    """All products of one row."""
+    jobs = [(each.weights, np.ones(each.weights.shape[1], np.float32), np.empty(len(each.weights), np.float32)) for each in needed]
 
     def work(index: int) -> None:
         for weights, x, out in jobs:
@@ -71,51 +107,47 @@ def bare_row(model: StageModel) -> Callable[[], None]:
     return lambda: threads.run(work)
 
 
-def bare_rows(model: StageModel, rows: int) -> Callable[[], None]:
-    """All matrices times ``rows`` rows, by blocked matrix-vector products."""
-    jobs = []
-    for matrix in matrices(model):
-        count, _, block, columns = matrix.blocks.shape
-        jobs.append((matrix.blocks, np.ones((1, rows, columns, 1), np.float32), np.empty((count, rows, block, 1), np.float32)))
-    threads = model.ops.threads
+def bare_rows(threads: Threads, needed: list[Product]) -> Callable[[], None]:
+    """All products of a few rows, whose bits depend on no other row: by tiles where BLAS has kernels for them, else block by block."""
+    jobs: list[Callable[[int], object]] = []
+    for each in needed:
+        count, _, block, columns = each.blocks.shape
+        tiles, shares = tiles_for(columns), cuts(count, threads.count)
+        x, out = np.ones((each.rows, columns), np.float32), np.empty((each.rows, count * block), np.float32)
+        if tiles is not None:
+            weights = each.blocks[:, 0].swapaxes(1, 2)
+            jobs.append(lambda index, x=x, weights=weights, most=tiles.rows, out=out, shares=shares, block=block: multiply(
+                x, weights[shares[index]], most, out[:, shares[index].start * block : shares[index].stop * block]
+            ))
+        else:
+            result = out.reshape(count, each.rows, block, 1)
+            jobs.append(lambda index, x=x[None, :, :, None], blocks=each.blocks, out=result, shares=shares: np.matmul(
+                blocks[shares[index]], x, out=out[shares[index]], order="C"
+            ))
 
     def work(index: int) -> None:
-        for blocks, x, out in jobs:
-            mine = cuts(len(blocks), threads.count)[index]
-            np.matmul(blocks[mine], x, out=out[mine], order="C")
+        for job in jobs:
+            job(index)
 
     return lambda: threads.run(work)
 
 
-def bare_rows_gemm(model: StageModel, rows: int) -> Callable[[], None]:
-    """All matrices times ``rows`` rows, by one GEMM for each thread and matrix, in the orientation that suits few rows."""
+def bare_gemm(threads: Threads, needed: list[Product], few: bool = False) -> Callable[[], None]:
+    """All products, by one GEMM for each thread and matrix; with ``few``, in the orientation that suits few rows."""
     jobs = []
-    for matrix in matrices(model):
-        jobs.append((matrix.weights, np.ones((rows, matrix.columns), np.float32), np.empty((matrix.rows, rows), np.float32)))
-    threads = model.ops.threads
+    for each in needed:
+        x, shape = np.ones((each.rows, each.weights.shape[1]), np.float32), (len(each.weights), each.rows)
+        jobs.append((each.weights, x, np.empty(shape, np.float32) if few else np.empty(shape[::-1], np.float32).T))
 
     def work(index: int) -> None:
         for weights, x, out in jobs:
             mine = cuts(len(weights), threads.count)[index]
-            np.matmul(weights[mine], x.T, out=out[mine])
+            if few:
+                np.matmul(weights[mine], x.T, out=out[mine])
+            else:
+                np.matmul(x, weights[mine].T, out=out[mine].T)
 
     return lambda: threads.run(work)
-
-
-def bare_gemm(model: StageModel, rows: int) -> tuple[Callable[[], None], float]:
-    """All matrices but the output times ``rows`` rows, by one GEMM for each thread and matrix; and its floating-point operations."""
-    jobs = []
-    for matrix in matrices(model)[:-1]:
-        x = np.ones((rows, matrix.columns), np.float32)
-        jobs.append((matrix.weights, x, np.empty((rows, matrix.rows), np.float32)))
-    threads = model.ops.threads
-
-    def work(index: int) -> None:
-        for weights, x, out in jobs:
-            mine = cuts(len(weights), threads.count)[index]
-            np.matmul(x, weights[mine].T, out=out[:, mine])
-
-    return lambda: threads.run(work), 2.0 * rows * sum(weights.size for weights, _, _ in jobs)
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -125,24 +157,29 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def measure(model: StageModel, rounds: int) -> dict[str, float]:
-    gemm, flops = bare_gemm(model, PROMPT)
     prompt, one, eight = prompt_window(PROMPT), decode_window(1), decode_window(SLOTS)
-    works: dict[str, Callable[[], object]] = {
-        "bare_1": bare_row(model),
-        "decode_1": lambda: model.forward(one, None),
-        "bare_8": bare_rows(model, SLOTS),
-        "decode_8": lambda: model.forward(eight, None),
-        "gemm_8": bare_rows_gemm(model, SLOTS),
-        "gemm": gemm,
-        "prompt": lambda: model.forward(prompt, None),
-    }
     for slot in range(SLOTS):
         model.forward(prompt_window(CONTEXT, slot), None)
+    threads, of_one, of_eight, of_prompt = model.ops.threads, products(model, one), products(model, eight), products(model, prompt)[:-1]
+    works: dict[str, Callable[[], object]] = {
+        "bare_1": bare_row(threads, of_one),
+        "decode_1": lambda: model.forward(one, None),
+        "bare_8": bare_rows(threads, of_eight),
+        "decode_8": lambda: model.forward(eight, None),
+        "gemm_8": bare_gemm(threads, of_eight, few=True),
+        "gemm": bare_gemm(threads, of_prompt),
+        "prompt": lambda: model.forward(prompt, None),
+    }
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
             for _ in range(1 if name in ("gemm", "prompt") else 4):
                 times[name].append(timed(work))
+    return figures(times, flops=sum(2.0 * each.rows * each.weights.size for each in of_prompt))
+
+
+def figures(times: dict[str, list[float]], flops: float) -> dict[str, float]:
+    """``flops``: floating-point operations of a prompt's products."""
     middle = {name: statistics.median(values) for name, values in times.items()}
     least = {name: min(values) for name, values in times.items()}
     gflops = flops / middle["gemm"] / 1e9
@@ -159,6 +196,7 @@ def measure(model: StageModel, rounds: int) -> dict[str, float]:
         "ratio_8_to_gemm": middle["decode_8"] / middle["gemm_8"],
         "gemm_gflops": gflops,
         "prompt_tokens_s": PROMPT / middle["prompt"],
+        "prompt_to_gemm": middle["prompt"] / middle["gemm"],
         "prompt_to_goal": PROMPT / middle["prompt"] / (485 * gflops / 160),
         "prompt_to_goal_least": PROMPT / least["prompt"] / (485 * flops / least["gemm"] / 160e9),
     }

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from strata.engine.products import Arena, Floats, block_rows
+from strata.engine.products import Arena, Floats, row_block
 from strata.engine.threads import Threads
 from strata.weights.formats import dequantize_blocks
 from strata.weights.gguf import Tensor
@@ -19,7 +19,7 @@ from strata.weights.gguf import Tensor
 
 def padded(rows: int, columns: int) -> int:
     """Rows of a matrix in whole blocks."""
-    block = block_rows(rows, columns)
+    block = row_block(rows, columns)
     return -(-rows // block) * block
 
 
@@ -39,7 +39,7 @@ class Expert:
     def _blocks(rows: int, columns: int, arena: Arena) -> Floats:
         whole = arena.take(padded(rows, columns), columns)
         whole[rows:] = 0
-        return whole.reshape(-1, 1, block_rows(rows, columns), columns)
+        return whole.reshape(-1, 1, row_block(rows, columns), columns)
 
     def parts(self) -> tuple[Floats, Floats, Floats]:
         """Where gate, up and down are decoded to, flat."""

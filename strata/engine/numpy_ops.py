@@ -113,7 +113,9 @@ class NumpyOps:
         for part in parts:
             mine = slice(part.start, part.stop)
             if isinstance(part, RowPart):
-                self.threads.run(*RowFrame(matrix, out[mine]).product(x[mine], matrix))
+                frame = RowFrame(matrix, mine.stop - mine.start)
+                self.threads.run(*frame.product(x[mine], matrix))
+                out[mine] = frame.out
             else:
                 self.threads.run(*grid_product(x[mine], matrix, out[mine], self.threads.count))
         return self._biased(out, matrix)
@@ -122,7 +124,7 @@ class NumpyOps:
         """x [rows, columns] @ weights.T, always row by row: [rows, vocabulary], the caller's to keep."""
         if not len(x):  # a part of a prompt whose end is not reached
             return np.empty((0, matrix.rows), np.float32)
-        frame = RowFrame(matrix, np.empty((len(x), matrix.padded_rows), np.float32))
+        frame = RowFrame(matrix, len(x))
         self.threads.run(*frame.product(x, matrix))
         return self._biased(frame.out, matrix)
 
@@ -130,7 +132,7 @@ class NumpyOps:
         key = (len(x), matrix.padded_rows, matrix.columns)
         frame = self._frames.get(key)
         if frame is None:
-            frame = RowFrame(matrix, np.empty(key[:2], np.float32))
+            frame = RowFrame(matrix, len(x))
             if len(x) <= FRAMED_ROWS:
                 self._frames[key] = frame
         self.threads.run(*frame.product(x, matrix))

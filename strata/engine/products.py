@@ -11,6 +11,8 @@ Larger products are faster, and most BLAS sum each output in the same order what
 tried: ``Matrix.verify`` multiplies the real weights both ways, and only where all bits agree one row goes through all blocks of a piece
 at once, and up to 512 rows through one GEMM.
 
+Where BLAS has kernels for small matrices, row products go by them instead: see tiles.py.
+
 Two traps. ``order="C"`` is what keeps blocks outside: left to itself NumPy puts the operand with the largest stride outside, here the
 rows of the result, and every row reads all weights anew. And matmul keeps the GIL for a result of 500 items or fewer, however long
 it takes, which is why one row goes through ``dot``, and a few rows are cut into fewer pieces.
@@ -24,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.engine.rows import GRID
+from strata.engine.tiles import MATMUL_KEEPS_GIL, TileFrame, multiply, tiles_for
 
 Floats = NDArray[np.float32]
 Work = Callable[[int], object]
@@ -33,7 +36,6 @@ BATCHES = (4, 2, 1)
 # The caller of a job begins some 20 us before the other threads have woken and their end is seen: about so many bytes of weights.
 LEAD_BYTES = 400_000
 ARENA_FLOATS = 16 << 20
-MATMUL_KEEPS_GIL = 500
 
 
 def block_rows(rows: int, columns: int) -> int:
@@ -42,6 +44,12 @@ def block_rows(rows: int, columns: int) -> int:
     least = max(8, min(largest // 3, rows) // 8 * 8)
     candidates = range(least, largest + 1, 8)
     return min(candidates, key=lambda block: (-rows % block, -(-rows // block) % 8 != 0, -block))
+
+
+def row_block(rows: int, columns: int) -> int:
+    """Output rows per block, or per tile where products go by tiles."""
+    tiles = tiles_for(columns)
+    return block_rows(rows, columns) if tiles is None else tiles.size
 
 
 def cuts(items: int, pieces: int) -> list[slice]:
@@ -97,13 +105,14 @@ class Matrix:
 
     def __init__(self, rows: int, columns: int, bias: Floats | None, pieces: int, arena: Arena) -> None:
         """Uninitialised weights: fill ``weights`` before use."""
-        block = block_rows(rows, columns)
+        block = row_block(rows, columns)
         count = -(-rows // block)
         padded = arena.take(count * block, columns)
         padded[rows:] = 0
         self.rows, self.columns, self.bias = rows, columns, bias
         self.weights = padded[:rows]
         self.blocks = padded.reshape(count, 1, block, columns)
+        self.tiles, self.tile_weights = tiles_for(columns), self.blocks[:, 0].swapaxes(1, 2)
         self.most_pieces = pieces
         self._pieces: dict[int, list[Floats]] = {}
         self.flat_cuts = led_cuts(count * block, pieces, LEAD_BYTES // (4 * columns))
@@ -141,16 +150,24 @@ class RowFrame:
     ``out`` float32 [rows, matrix.padded_rows] is overwritten by each product.
     """
 
-    def __init__(self, matrix: Matrix, out: Floats) -> None:
+    def __init__(self, matrix: Matrix, rows: int) -> None:
         count, _, block, _ = matrix.blocks.shape
-        self.out = out
-        whole = out.reshape(len(out), count, block, 1).transpose(1, 0, 2, 3)
-        self.count = min(matrix.most_pieces, max(1, out.size // (MATMUL_KEEPS_GIL + 1)))
+        self.tiles = None
+        if matrix.tiles is not None:
+            lead = LEAD_BYTES // (4 * matrix.columns)
+            self.tiles = TileFrame(rows, matrix.tile_weights, matrix.tiles, matrix.most_pieces, lead)
+            self.out = self.tiles.out
+            return
+        self.out = np.empty((rows, matrix.padded_rows), np.float32)
+        whole = self.out.reshape(rows, count, block, 1).transpose(1, 0, 2, 3)
+        self.count = min(matrix.most_pieces, max(1, self.out.size // (MATMUL_KEEPS_GIL + 1)))
         self.pieces = [whole[cut] for cut in cuts(count, self.count)]
-        self.flat_pieces = [out[0, cut] for cut in matrix.flat_cuts] if len(out) == 1 and matrix.row_at_once else None
+        self.flat_pieces = [self.out[0, cut] for cut in matrix.flat_cuts] if rows == 1 and matrix.row_at_once else None
 
     def product(self, x: Floats, matrix: Matrix) -> tuple[Work, int]:
         """Work and its pieces: out = x [rows, columns] @ weights.T, row by row."""
+        if self.tiles is not None:
+            return self.tiles.product(x, matrix.tile_weights)
         if self.flat_pieces is not None:
             row, flat, into = x[0], matrix.flat_pieces, self.flat_pieces
             return lambda piece: np.dot(flat[piece], row, into[piece]), len(flat)
@@ -163,17 +180,21 @@ def grouped_product(x: Floats, groups: Sequence[tuple[slice, Floats]], out: Floa
 
     ``x`` [rows, columns], ``out`` [rows, blocks * block], C-contiguous.
     """
+    tiles = tiles_for(x.shape[1])
     jobs = []
     for rows, blocks in groups:
         count, _, block, _ = blocks.shape
-        columns, result = x[rows][None, :, :, None], out[rows]
-        most = max(1, result.size // (MATMUL_KEEPS_GIL + 1))
-        whole = result.reshape(-1, count, block, 1).transpose(1, 0, 2, 3)
-        jobs += [(blocks[cut], columns, whole[cut]) for cut in cuts(count, min(most, -(-2 * threads // len(groups))))]
+        most = max(1, out[rows].size // (MATMUL_KEEPS_GIL + 1))
+        for cut in cuts(count, min(most, -(-2 * threads // len(groups)))):
+            jobs.append((blocks[cut], x[rows], out[rows, cut.start * block : cut.stop * block]))
 
     def work(piece: int) -> None:
-        blocks, columns, result = jobs[piece]
-        np.matmul(blocks, columns, out=result, order="C")
+        blocks, rows, result = jobs[piece]
+        if tiles is not None:
+            multiply(rows, blocks[:, 0].swapaxes(1, 2), tiles.rows, result)
+        else:
+            whole = result.reshape(len(rows), *blocks.shape[:3:2], 1).transpose(1, 0, 2, 3)
+            np.matmul(blocks, rows[None, :, :, None], out=whole, order="C")
 
     return work, len(jobs)
 

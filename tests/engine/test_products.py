@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
-from strata.engine.products import Arena, Matrix, RowFrame, block_rows, cuts, grid_product
+from strata.engine import products
+from strata.engine.products import Arena, Matrix, RowFrame, block_rows, cuts, grid_product, grouped_product
 from strata.engine.threads import Threads
+from strata.engine.tiles import Tiles, has_small_kernels
 
 
 def random_matrix(rows: int, columns: int) -> Matrix:
@@ -18,16 +20,28 @@ def random_matrix(rows: int, columns: int) -> Matrix:
     return matrix
 
 
+@pytest.fixture(params=["tiles", "blocks"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways of row products, whatever this machine would take."""
+    by_tiles = request.param == "tiles"
+    monkeypatch.setattr(products, "tiles_for", lambda columns: Tiles(8, 16) if by_tiles else None)
+    if by_tiles and not has_small_kernels():
+        pytest.skip("this BLAS has no kernels for small matrices")
+    return str(request.param)
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(1, 8), (7, 33), (100, 16), (576, 576), (1000, 40), (1187, 128)])
 @pytest.mark.parametrize("kind", ["rows", "grid"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_products(rows: int, columns: int, kind: str, count: int) -> None:
+def test_products(rows: int, columns: int, kind: str, count: int, way: str) -> None:
     matrix = random_matrix(rows, columns)
     x = np.random.default_rng(0).standard_normal((256, columns)).astype(np.float32)
     out = np.full((256, matrix.padded_rows), np.nan, np.float32)
     threads = Threads(count)
     if kind == "rows":
-        threads.run(*RowFrame(matrix, out).product(x, matrix))
+        frame = RowFrame(matrix, len(x))
+        threads.run(*frame.product(x, matrix))
+        out[:] = frame.out
     else:
         threads.run(*grid_product(x, matrix, out, count))
     threads.close()
@@ -43,18 +57,42 @@ def test_blocks_cover_the_rows_with_little_padding(rows: int, columns: int) -> N
     assert -rows % block <= max(7, rows // 8)
 
 
-def test_one_row_alone_has_the_bits_of_one_among_many() -> None:
+@pytest.mark.parametrize("shape", [(1000, 600), (576, 1536), (40, 100)])
+def test_a_row_has_the_same_bits_beside_any_number_of_rows(shape: tuple[int, int], way: str) -> None:
     """1,000 rows of 600 are enough to be shared among threads in other pieces than blocks, where BLAS allows that."""
-    matrix = random_matrix(1000, 600)
-    x = np.random.default_rng(1).standard_normal((4, 600)).astype(np.float32)
+    matrix = random_matrix(*shape)
+    x = np.random.default_rng(1).standard_normal((40, shape[1])).astype(np.float32)
     threads = Threads(3)
-    many = np.empty((4, matrix.padded_rows), np.float32)
-    threads.run(*RowFrame(matrix, many).product(x, matrix))
     matrix.verify()
-    alone = np.empty((1, matrix.padded_rows), np.float32)
-    for row in range(4):
-        threads.run(*RowFrame(matrix, alone).product(x[row : row + 1], matrix))
-        np.testing.assert_array_equal(alone[0], many[row])
+    found = [np.array(product(threads, matrix, x[row : row + 1])) for row in range(40)]
+    for count in (2, 3, 5, 8, 16, 17, 31, 33, 40):
+        rows = np.random.default_rng(count).permutation(40)[:count]
+        together = product(threads, matrix, x[rows])
+        for place, row in enumerate(rows):
+            np.testing.assert_array_equal(together[place], found[row][0])
+    threads.close()
+
+
+def product(threads: Threads, matrix: Matrix, x: np.ndarray) -> np.ndarray:
+    frame = RowFrame(matrix, len(x))
+    threads.run(*frame.product(x, matrix))
+    return frame.out
+
+
+@pytest.mark.parametrize("counts", [(1, 2, 5), (1,), (20, 1), (1,) * 12])
+def test_groups_of_rows_have_the_bits_of_rows_alone(counts: tuple[int, ...], way: str) -> None:
+    matrices = [random_matrix(96 + number, 64) for number in range(len(counts))]
+    size = max(matrix.padded_rows for matrix in matrices)
+    matrices = [random_matrix(size, 64) for _ in counts]
+    x = np.random.default_rng(1).standard_normal((sum(counts), 64)).astype(np.float32)
+    edges = np.cumsum((0, *counts)).tolist()
+    out = np.empty((len(x), size), np.float32)
+    threads = Threads(2)
+    groups = [(slice(*pair), matrix.blocks) for pair, matrix in zip(zip(edges, edges[1:]), matrices)]
+    threads.run(*grouped_product(x, groups, out, 2))
+    for rows, matrix in zip((group[0] for group in groups), matrices):
+        for row in range(rows.start, rows.stop):
+            np.testing.assert_array_equal(out[row], product(threads, matrix, x[row : row + 1])[0])
     threads.close()
 
 
