@@ -30,10 +30,12 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: ``time`` (Unix seconds), ``level``, ``message`` and the record's ``fields``, if it has any."""
+    """One JSON object a line: ``time`` (Unix seconds), ``level``, ``message``; of a record with ``fields`` these, and its ``event``
+    in place of the text that says the same."""
 
     def format(self, record: logging.LogRecord) -> str:
-        entry = {"time": round(record.created, 3), "level": record.levelname.lower(), "message": record.getMessage()}
+        message = getattr(record, "event", None) or record.getMessage()
+        entry = {"time": round(record.created, 3), "level": record.levelname.lower(), "message": message}
         entry.update(getattr(record, "fields", {}))
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)

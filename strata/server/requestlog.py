@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 
-import orjson
-
 from strata.server.exchange import Exchange
 
 log = logging.getLogger("strata.request")
@@ -17,11 +15,12 @@ log = logging.getLogger("strata.request")
 QUIET = frozenset({"/", "/health", "/ready", "/metrics", "/slots", "/v1/status", "/version"})
 
 
-def write_line(exchange: Exchange, seconds: float, log_format: str) -> None:
+def write_line(exchange: Exchange, seconds: float) -> None:
+    """Log it as text; the record carries ``fields`` too, for whoever writes a log of objects (console.JsonFormatter)."""
     level = logging.DEBUG if exchange.route in QUIET and exchange.status in (200, 503) else logging.INFO
     if log.isEnabledFor(level):
         facts = request_facts(exchange, seconds)
-        log.log(level, "%s", orjson.dumps(facts).decode() if log_format == "json" else as_text(facts))
+        log.log(level, "%s", as_text(facts), extra={"event": "request", "fields": facts})
 
 
 def request_facts(exchange: Exchange, seconds: float) -> dict[str, object]:

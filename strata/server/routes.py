@@ -111,7 +111,7 @@ class Routes:
         self._site.metrics.http_request(exchange.route, exchange.status, seconds)
         if exchange.error is not None:
             self._site.metrics.refused(refusal(exchange.error))
-        write = partial(requestlog.write_line, exchange, seconds, self._site.settings.log_format)
+        write = partial(requestlog.write_line, exchange, seconds)
         if exchange.entry.open:
             exchange.entry.write = write
         else:

@@ -14,6 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from strata.config.settings import Settings
+from strata.console import JsonFormatter
 from strata.metric_table import METRICS
 from strata.metrics import Metrics
 from strata.messages import Usage
@@ -258,10 +259,12 @@ async def test_one_line_a_request(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_json_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    world = World(settings=Settings(batch=4, log_format="json"))
+    world = World()
     await world.post(PATH, {"prompt": "x" * 40, "max_tokens": 3})
     await world.post(PATH, {"prompt": "x" * 40 + "hel", "max_tokens": 3})
-    facts: list[dict[str, Any]] = [json.loads(line) for line in lines(caplog)]
+    records = [record for record in caplog.records if record.name == "strata.request"]
+    facts: list[dict[str, Any]] = [json.loads(JsonFormatter().format(record)) for record in records]
+    assert facts[0]["message"] == "request" and facts[0]["level"] == "info"
     assert facts[1]["reused"] + facts[1]["read"] == 43 and facts[1]["reused"] > 0
     assert {"request", "client", "route", "slot", "queue_ms", "prompt_ms", "decode_ms", "drafted", "accepted", "ms"} <= set(facts[0])
 
