@@ -107,6 +107,8 @@ class Desk:
         assert slot is not None
         run.state = states.step(states.REQUEST, run.state, RequestEvent.PREEMPT)
         run.preemptions += 1
+        if run.drafts is not None:
+            run.drafts.drop()
         self.counters.preemptions += 1
         self._enqueue(run)
         slot.step(SlotEvent.END)

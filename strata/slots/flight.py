@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from strata.messages import Segment, SegmentResult, Window
 from strata.slots.conversation import Conversation
 from strata.slots.events import IllegalEvent
 from strata.slots.slot import Outcome, Run, Slot
+from strata.slots.speculation import Schedule
 from strata.slots.states import SlotState
 
 
 @dataclass(slots=True)
 class Group:
-    """Contiguous slots that decode together. ``window``: its decode window in flight, 0 for none. ``turn``: who is first next time."""
+    """Contiguous slots that decode together. ``window``: its decode window in flight, 0 for none. ``turn``: who is first next time.
+
+    ``drafting``: when its drafts are chosen again.
+    """
 
     id: int
     slots: list[Slot]
     window: int = 0
     turn: int = 0
+    drafting: Schedule = field(default_factory=Schedule)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ The first term is the busiest stage, which every window has to pass; the second 
 has to wait for windows to come back. With balanced stages and x small T(S) / T(1) = (a + b * R) / (a + b * R / S): 1 when weights
 dominate, S when rows do. So groups pay where the time grows with the rows, and cost where stages are unlike or hinder each other.
 Unequal groups: G * t_s(r) becomes the sum of their t_s, and the round trip that of the largest. All ways run the same rows in one
-turn, so the shortest turn wins.
+turn, so the shortest turn wins. Where slots check drafts they have more than one row each, and every window also pays for drafting, on
+the last stage; both as they were on average, so w is the same for all ways.
 
 Rules. Times are averages of what was measured in use at that number of rows, so stages that hinder each other (memory bandwidth, a
 shared host) are measured like that. The first windows of a size do not count: they compile, capture and fault pages in. Other sizes
@@ -72,18 +73,22 @@ class StageTimes:
 
     def seconds(self, rows: int) -> tuple[float, ...] | None:
         """t_s(rows) of every stage, measured or from the line; None where too little is known."""
-        known = {
-            number: entry for number, entry in self.known.items()
+        known = self.measured()
+        if rows in known:
+            return known[rows]
+        return tuple(fixed + per_row * rows for fixed, per_row in _lines(known)) if len(known) > 1 else None
+
+    def measured(self) -> dict[int, tuple[float, ...]]:
+        """t_s of the numbers of rows that are known."""
+        return {
+            number: entry.stages for number, entry in self.known.items()
             if entry.count >= WARM_UP + SAMPLES and self.windows - entry.last <= FORGET
         }
-        if rows in known:
-            return known[rows].stages
-        if len(known) < 2:
-            return None
-        points = sorted(known)
-        return tuple(
-            line(points, [known[number].stages[stage] for number in points], rows) for stage in range(len(known[points[0]].stages))
-        )
+
+    def lines(self) -> list[tuple[float, float]] | None:
+        """a_s and b_s of every stage; None where too little is known."""
+        known = self.measured()
+        return _lines(known) if len(known) > 1 else None
 
     @property
     def between(self) -> float:
@@ -92,13 +97,18 @@ class StageTimes:
         return sum(values) / len(values) if values else 0.0
 
 
-def line(rows: Sequence[int], seconds: Sequence[float], at: int) -> float:
-    """The least-squares line through (rows, seconds) at ``at``; neither falling with the rows nor below zero at none."""
+def _lines(known: dict[int, tuple[float, ...]]) -> list[tuple[float, float]]:
+    rows = sorted(known)
+    return [line(rows, seconds) for seconds in zip(*(known[number] for number in rows))]
+
+
+def line(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """The least-squares line through (rows, seconds): at no rows, and per row. It does not fall with the rows, nor begin below zero."""
     mean_rows, mean = sum(rows) / len(rows), sum(seconds) / len(seconds)
     spread = sum((number - mean_rows) ** 2 for number in rows)
     slope = sum((number - mean_rows) * (value - mean) for number, value in zip(rows, seconds)) / spread
     slope = min(max(slope, 0.0), mean / mean_rows)
-    return mean + slope * (at - mean_rows)
+    return mean - slope * mean_rows, slope
 
 
 def turn(windows: Sequence[Sequence[float]], between: float) -> float:
@@ -115,27 +125,30 @@ class Grouping:
     times: StageTimes = field(default_factory=StageTimes)
     is_joined: bool = False
     changes: int = 0
-    _rows: tuple[int, ...] = ()
+    _slots: tuple[int, ...] = ()
     _looked_at: int = -AGAIN
 
-    def choose(self, rows: tuple[int, ...]) -> bool:
-        """Whether groups that have ``rows`` rows to decode share one window from now on."""
-        if rows != self._rows or self.times.windows - self._looked_at >= AGAIN:
-            self._rows, self._looked_at = rows, self.times.windows
-            joined = self._decide([number for number in rows if number])
+    def choose(self, slots: tuple[int, ...], rows: float = 1.0, drafting: float = 0.0) -> bool:
+        """Whether groups in which ``slots`` slots decode share one window from now on.
+
+        ``rows``: of a slot in a window. ``drafting``: seconds that a window drafts, on the last stage.
+        """
+        if slots != self._slots or self.times.windows - self._looked_at >= AGAIN:
+            self._slots, self._looked_at = slots, self.times.windows
+            joined = self._decide([number for number in slots if number], rows, drafting)
             self.changes += joined != self.is_joined
             self.is_joined = joined
         return self.is_joined
 
-    def _decide(self, groups: Sequence[int]) -> bool:
+    def _decide(self, groups: Sequence[int], rows: float, drafting: float) -> bool:
         if len(groups) < 2:
             return self.is_joined  # one window either way
-        apart = [self.times.seconds(number) for number in groups]
-        together = self.times.seconds(sum(groups))
+        apart = [self.times.seconds(round(number * rows)) for number in groups]
+        together = self.times.seconds(round(sum(groups) * rows))
         if None in apart:
             return False
         if together is None:
             return True
-        split = turn([window for window in apart if window is not None], self.times.between)
-        joined = turn([together], self.times.between)
+        split = turn([(*window[:-1], window[-1] + drafting) for window in apart if window is not None], self.times.between)
+        joined = turn([(*together[:-1], together[-1] + drafting)], self.times.between)
         return joined <= split * GAIN if self.is_joined else joined * GAIN < split

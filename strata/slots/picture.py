@@ -39,9 +39,11 @@ def _slot(slot: Slot, context: int, now: float) -> SlotView:
     if run is None:
         return SlotView(slot.id, slot.group, slot.state.value, tokens, context, idle_s=now - slot.used if slot.used else 0.0)
     prompt = len(run.request.prompt)
+    wanted = run.drafts.wanted if run.drafts is not None else None
     return SlotView(
         slot.id, slot.group, slot.state.value, tokens, context, run.request.id, prompt, run.cached, min(tokens, prompt),
-        len(run.generated), run.drafted, run.accepted,
+        len(run.generated), run.drafted, run.accepted, run.drafts.windows if run.drafts is not None else 0,
+        (wanted.mtp, wanted.lookup) if wanted is not None else (0, 0),
     )
 
 

@@ -89,10 +89,7 @@ def _take_drafted(run: Run, segment: Segment, result: SegmentResult, ledger: Led
     picks = result.picks[:run.limit - len(run.generated)]
     ends = [place for place, token in enumerate(picks) if token in run.request.stop_tokens]
     picks = picks[:ends[0] + 1] if ends else picks
-    run.drafted += segment.num_drafts
-    run.accepted += result.accepted
-    ledger.counters.drafted_tokens += segment.num_drafts
-    ledger.counters.accepted_tokens += result.accepted
+    _count_drafts(run, segment.num_drafts, min(result.accepted, len(picks)), ledger.counters)
     ledger.counters.generated_tokens += len(picks) - 1
     assert run.conversation is not None
     run.conversation.tokens.extend(picks[:-1])
@@ -102,3 +99,17 @@ def _take_drafted(run: Run, segment: Segment, result: SegmentResult, ledger: Led
     step = _take(run, last, ledger)
     ledger.out[-1] = NewTokens(run.request.id, picks, last.logprobs)
     return step
+
+
+def _count_drafts(run: Run, drafted: int, accepted: int, counters: Counters) -> None:
+    """All drafts that had a row count as drafted; those that the client got count as accepted."""
+    assert run.drafts is not None
+    source = run.drafts.flying
+    run.drafts.windows += 1
+    run.drafted += drafted
+    run.accepted += accepted
+    counters.drafts += 1
+    counters.drafted[source] += drafted
+    counters.accepted[source] += accepted
+    for place in range(accepted):
+        counters.accepted_at[place] += 1

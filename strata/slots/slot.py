@@ -13,6 +13,7 @@ from strata.messages import Tokens, Usage
 from strata.request import Request
 from strata.slots import states
 from strata.slots.conversation import Conversation
+from strata.slots.drafts import Drafts
 from strata.slots.match import WIDTH, pack
 from strata.slots.states import RequestState, SlotEvent, SlotState
 
@@ -34,7 +35,7 @@ class Run:
     __slots__ = (
         "request", "packed_prompt", "order", "limit", "state", "conversation", "slot", "generated", "submitted", "in_flight",
         "overtaken", "cached", "logprobs_read", "waits_for", "waits_until", "drafted", "accepted", "preemptions",
-        "arrived_at", "deadline", "seated_at", "first_at", "last_at", "origin",
+        "arrived_at", "deadline", "seated_at", "first_at", "last_at", "origin", "drafts",
     )
 
     def __init__(self, request: Request, packed: bytes, order: int, limit: int, now: float) -> None:
@@ -48,6 +49,7 @@ class Run:
         self.generated: list[int] = []
         self.submitted = self.in_flight = self.overtaken = 0
         self.cached = self.logprobs_read = self.drafted = self.accepted = self.preemptions = 0
+        self.drafts: Drafts | None = None
         self.waits_for: Run | None = None
         self.waits_until = 0
         self.origin = 0, 0, 0

@@ -12,6 +12,8 @@ class Counters:
     ``reuse``: admitted requests by where their history came from. ``evictions``: histories lost for good, by reason (``seat``: its slot
     was needed and there is no shelf; ``memory``: its pages were needed; ``shelf_full``; ``host_full``; ``copy_failed``; ``error``).
     ``ended``: requests by how they ended. ``prompt_tokens`` = ``cached_tokens`` + those to read, of seated requests.
+    ``drafts``: times that a slot had drafts checked; ``drafted`` and ``accepted``: the tokens, by source; ``accepted_at``: by their place
+    among the drafts. Accepted are those that were delivered, not what lay behind a stop token. ``draft_seconds``: engine time for drafting.
     """
 
     ended: dict[str, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "cancelled": 0, "failed": 0})
@@ -22,8 +24,11 @@ class Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
+    drafts: int = 0
+    drafted: dict[str, int] = field(default_factory=lambda: {"mtp": 0, "lookup": 0})
+    accepted: dict[str, int] = field(default_factory=lambda: {"mtp": 0, "lookup": 0})
+    accepted_at: list[int] = field(default_factory=list)
+    draft_seconds: float = 0.0
     decode_windows: int = 0
     decode_rows: int = 0
     pad_rows: int = 0
@@ -35,12 +40,18 @@ class Counters:
     unseated: int = 0
 
     def copy(self) -> Counters:
-        return replace(self, ended=dict(self.ended), reuse=dict(self.reuse), evictions=dict(self.evictions))
+        return replace(
+            self, ended=dict(self.ended), reuse=dict(self.reuse), evictions=dict(self.evictions),
+            drafted=dict(self.drafted), accepted=dict(self.accepted), accepted_at=list(self.accepted_at),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """One slot. ``state``: a ``SlotState`` value. ``tokens``: tokens in the cache. ``idle_s``: since one last left it, else 0."""
+    """One slot. ``state``: a ``SlotState`` value. ``tokens``: tokens in the cache. ``idle_s``: since one last left it, else 0.
+
+    ``drafts``: windows that checked some; ``wanted``: how many are asked for now, of the model's head and of the lookup.
+    """
 
     id: int
     group: int
@@ -54,6 +65,8 @@ class SlotView:
     generated: int = 0
     drafted: int = 0
     accepted: int = 0
+    drafts: int = 0
+    wanted: tuple[int, int] = (0, 0)
     idle_s: float = 0.0
 
 

@@ -5,13 +5,14 @@ at least ``decode_share`` of the time the chunk took (time is work, summed over 
 two tokens of a running answer is bounded by one chunk. With nobody decoding, or a share of 0, as many chunks are in flight as the
 engine has stages. Windows hold active rows only; ``rows=prefix`` also runs a pad row for every hole below a
 group's last active slot, as the original did, to reproduce its numbers. Where the number of groups is the machine's to choose, all
-groups share one window whenever grouping.py finds that faster.
+groups share one window whenever grouping.py finds that faster. Where the engine drafts, a slot's rows are its last token and the drafts
+behind it (speculation.py).
 """
 
 from __future__ import annotations
 
 from strata.errors import SettingError
-from strata.messages import EngineFacts, Segment, Tokens, Window, WindowDone
+from strata.messages import NO_DRAFTS, DraftLimits, EngineFacts, Segment, Tokens, Window, WindowDone
 from strata.request import Sampling
 from strata.slots.events import Command, IllegalEvent
 from strata.slots.flight import Flight, Group, check_report, conversation_of, slot_of
@@ -19,6 +20,7 @@ from strata.slots.grouping import Grouping
 from strata.slots.memory import Memory
 from strata.slots.policy import Reader, SlotPolicy, chunk_end, pick_reader
 from strata.slots.slot import Run, Slot
+from strata.slots.speculation import Speculation
 from strata.slots.states import SlotState
 from strata.slots.view import Counters
 
@@ -39,6 +41,7 @@ class Scheduler:
         # All slots as one group, where one window may hold them all.
         self.everybody = Group(0, slots)
         self.grouping = Grouping()
+        self.speculation = Speculation(memory, len(slots), self.grouping.times) if self.facts.max_drafts else None
         self.may_join = policy.groups == 0 and groups > 1 and policy.rows == "compact" and len(slots) <= self.facts.max_rows
         if policy.rows == "prefix" and size > self.facts.max_rows:
             raise SettingError(f"rows=prefix needs groups of at most {self.facts.max_rows} slots, not {size}; raise batch_groups")
@@ -48,6 +51,7 @@ class Scheduler:
         self._chunks_in_flight = 0
         self._decode_owed = 0.0
         self._last_window = 0
+        self._num_decoding = 0
 
     def schedule(self, now: float) -> list[Run]:
         """Send every window that may go now; returns the decoding runs that could not get their next page."""
@@ -63,8 +67,10 @@ class Scheduler:
                     decoders[-1].append(run)
                 elif slot.state is SlotState.READING and run.submitted < run.total:
                     readers.append(run)
+        self._num_decoding = sum(map(bool, decoders))
         starving: list[Run] = []
-        if self.may_join and self.grouping.choose(tuple(map(len, decoders))):
+        if self.may_join and self._joins(decoders):
+            self._num_decoding = 1
             if not any(group.window for group in self.groups):
                 starving = self._decode(self.everybody, [run for runs in decoders for run in runs if not run.in_flight], now)
         else:
@@ -73,19 +79,28 @@ class Scheduler:
                     starving += self._decode(group, [run for run in runs if not run.in_flight], now)
         if readers:
             self._read(readers, any(decoders))
-        return starving
+        return [] if starving and self._awaits_pages() else starving
 
     # ---- decode windows
+
+    def _joins(self, decoders: list[list[Run]]) -> bool:
+        rows, drafting = (1.0, 0.0) if self.speculation is None else (self.speculation.mean_rows, self.speculation.mean_seconds)
+        return self.grouping.choose(tuple(map(len, decoders)), rows, drafting)
 
     def _decode(self, group: Group, ready: list[Run], now: float) -> list[Run]:
         starving = [run for run in ready if not self.memory.grow(conversation_of(run), run.submitted + 1, now)]
         if starving:
+            if self.speculation is not None:
+                starving = self._relieved(starving, now)
             ready = [run for run in ready if run not in starving]
         if len(ready) > self.facts.max_rows:
             ready = self._take_turns(group, ready)
         if not ready:
             return starving
         rows: list[Run | None] = list(ready)
+        if self.speculation is not None:
+            pads = slot_of(ready[-1]).id - group.slots[0].id + 1 - len(ready) if self.policy.rows == "prefix" else 0
+            self.speculation.prepare(group.drafting, ready, len(ready) + pads, self._num_decoding)
         segments = [self._row(run) for run in ready]
         if self.policy.rows == "prefix":
             rows, segments = self._with_pads(group, ready, segments)
@@ -93,8 +108,23 @@ class Scheduler:
         for sharing in self.groups if group is self.everybody else (group,):
             sharing.window = number
         self.counters.decode_windows += 1
-        self.counters.decode_rows += len(ready)
+        self.counters.decode_rows += len(ready) + sum(segment.num_drafts for segment in segments)
         return starving
+
+    def _relieved(self, starving: list[Run], now: float) -> list[Run]:
+        """Those who still starve after the pages that only drafts wanted were given back."""
+        assert self.speculation is not None
+        self.speculation.give_back([run for run in self._decoding() if not run.in_flight])
+        return [run for run in starving if not self.memory.grow(conversation_of(run), run.submitted + 1, now)]
+
+    def _awaits_pages(self) -> bool:
+        """Whether a window in flight holds pages for drafts: when it has reported they can be had."""
+        return self.speculation is not None and any(
+            run.in_flight and len(conversation_of(run).pages) > self.memory.pages_for(run.submitted) for run in self._decoding()
+        )
+
+    def _decoding(self) -> list[Run]:
+        return [slot.run for slot in self.everybody.slots if slot.run is not None and slot.state is SlotState.DECODING]
 
     def _take_turns(self, group: Group, ready: list[Run]) -> list[Run]:
         """More rows than a window holds: go round the group from where the last window stopped; rows stay in slot order."""
@@ -104,12 +134,15 @@ class Scheduler:
         return sorted(chosen, key=lambda run: slot_of(run).id)
 
     def _row(self, run: Run) -> Segment:
-        request, start = run.request, run.submitted
+        request, start, limits = run.request, run.submitted, NO_DRAFTS
+        tokens: Tokens = (run.generated[-1],)
         run.submitted = start + 1
         run.in_flight += 1
+        if self.speculation is not None and run.drafts is not None:
+            tokens, limits = tokens + run.drafts.tokens, self.speculation.limits(run)
         return Segment(
-            request.id, slot_of(run).id, start, (run.generated[-1],), conversation_of(run).table(), request.sampling, 0,
-            (request.prompt, run.generated) if request.sampling.has_penalties else None,
+            request.id, slot_of(run).id, start, tokens, conversation_of(run).table(), request.sampling, len(tokens) - 1,
+            _history(run, limits), draft_limits=limits,
         )
 
     def _with_pads(self, group: Group, ready: list[Run], segments: list[Segment]) -> tuple[list[Run | None], list[Segment]]:
@@ -153,11 +186,20 @@ class Scheduler:
         run.in_flight += 1
         self.counters.chunks += 1
         self.counters.chunk_tokens += end - start
+        limits = self._first_limits(run) if picks and self.speculation is not None else NO_DRAFTS
         return Segment(
             request.id, slot_of(run).id, start, run.text(start, end), conversation_of(run).table(), request.sampling if picks else None,
-            history=(request.prompt, run.generated) if picks and request.sampling.has_penalties else None,
-            prompt_logprobs=wants, next_token=None if is_last or wants < 0 else run.text(end, end + 1)[0],
+            history=_history(run, limits) if picks else None,
+            prompt_logprobs=wants, next_token=None if is_last or wants < 0 else run.text(end, end + 1)[0], draft_limits=limits,
         )
+
+    def _first_limits(self, run: Run) -> DraftLimits:
+        """Drafts wanted behind a prompt: as is best for all that will decode together then."""
+        assert self.speculation is not None
+        group = self.everybody if self.num_windows == 1 else self.groups[slot_of(run).group]
+        runs = [slot.run for slot in group.slots if slot.run is run or (slot.run is not None and slot.state is SlotState.DECODING)]
+        self.speculation.choose(group.drafting, [one for one in runs if one is not None], len(runs), self.num_windows)
+        return self.speculation.limits(run)
 
     # ---- in flight
 
@@ -184,14 +226,23 @@ class Scheduler:
             if run is not None and not result.error:
                 check_report(run, segment, result)
         self._forget(flight)
+        if self.speculation is not None:
+            self.speculation.landed(flight.runs, flight.window.segments, event, flight.window.kind == "decode")
         if flight.window.kind == "prompt":
             self._decode_owed = self.policy.decode_share * event.seconds
         else:
             self._decode_owed -= event.seconds
-            if self.may_join and event.stage_seconds:
-                was_alone = flight.sent is not None and event.window_id == self._last_window
-                self.grouping.times.observe(len(flight.runs), event.stage_seconds, now - (flight.sent or 0.0) if was_alone else None)
+            if (self.may_join or self.speculation is not None) and event.stage_seconds:
+                self._observe(flight, event, now)
         return flight
+
+    def _observe(self, flight: Flight, event: WindowDone, now: float) -> None:
+        """What the window took, without its drafting: that does not go by its rows."""
+        rows = sum(len(segment.tokens) for segment in flight.window.segments)
+        *stages, last = event.stage_seconds
+        was_alone = flight.sent is not None and event.window_id == self._last_window
+        trip = now - (flight.sent or 0.0) - event.draft_seconds if was_alone else None
+        self.grouping.times.observe(rows, (*stages, last - event.draft_seconds), trip)
 
     def lose(self, window_ids: Tokens) -> list[Run]:
         """Windows that will not report; the runs they held, each once. Raises ``IllegalEvent`` if one is not in flight."""
@@ -215,3 +266,8 @@ class Scheduler:
         for run in flight.runs:
             if run is not None:
                 run.in_flight -= 1
+
+
+def _history(run: Run, limits: DraftLimits) -> tuple[Tokens, list[int]] | None:
+    """Without copies: what has been generated grows only when the window that reads it has reported."""
+    return (run.request.prompt, run.generated) if limits.lookup or run.request.sampling.has_penalties else None

@@ -9,9 +9,15 @@ sent, others when they land, so a machine that is right with both does not depen
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
-from strata.messages import CopyDone, EngineFacts, PageCopy, Segment, SegmentResult, TokenLogprob, Window, WindowDone
+from strata.messages import (
+    CopyDone, DraftSource, EngineFacts, PageCopy, Segment, SegmentResult, TokenLogprob, Tokens, Window, WindowDone,
+)
 from strata.request import Request
+
+Drafter = Callable[[Segment, list[int]], tuple[Tokens, DraftSource]]
+"""Drafts for a segment, given what the model will really pick next (as many as anybody may want)."""
 
 VOCABULARY = 50
 EMPTY = 1469598103934665603
@@ -49,12 +55,18 @@ def facts(**changes: object) -> EngineFacts:
 
 
 class FakeEngine:
-    """Cells by (page, place); images by handle. ``snapshots_at``: positions where a recurrent model's state is kept."""
+    """Cells by (page, place); images by handle. ``snapshot_every``: positions where a recurrent model's state is kept.
 
-    def __init__(self, facts: EngineFacts, snapshot_every: int = 0, eager: bool = False) -> None:
+    ``drafter`` is asked where drafts are wanted. ``costs``: seconds of a window without drafting, and of drafting, by its rows and the
+    largest number of drafts that came.
+    """
+
+    def __init__(self, facts: EngineFacts, snapshot_every: int = 0, eager: bool = False, drafter: Drafter | None = None) -> None:
         self.facts = facts
         self.eager = eager
         self.snapshot_every = snapshot_every
+        self.drafter = drafter
+        self.costs: Callable[[int, int], tuple[float, float]] | None = None
         self.cells: dict[tuple[int, int], tuple[int, int]] = {}
         self.images: dict[int, list[tuple[dict[int, tuple[int, int]], set[int]]]] = {}
         self.windows: deque[Window] = deque()
@@ -89,7 +101,13 @@ class FakeEngine:
     def land_window(self, seconds: float = 0.0) -> WindowDone:
         window = self.windows.popleft()
         done = self.early.pop(("Window", window.id), None) or self._do(window)
-        return WindowDone(window.id, done.results, seconds)  # type: ignore[union-attr]
+        assert isinstance(done, WindowDone)
+        if self.costs is None:
+            return WindowDone(window.id, done.results, seconds)
+        drafts = max(len(result.drafts) for result in done.results)
+        own, drafting = self.costs(sum(len(segment.tokens) for segment in window.segments), drafts)
+        stages = (*(own for _ in range(self.facts.num_stages - 1)), own + drafting)
+        return WindowDone(window.id, done.results, sum(stages), stages, drafting)
 
     def land_copy(self) -> CopyDone:
         copy = self.copies.popleft()
@@ -149,8 +167,10 @@ class FakeEngine:
         size = self.facts.page_tokens
         self._check_resume(segment)
         context = self._read(segment)
+        contexts = []
         for position, token in enumerate(segment.tokens, segment.start):
             context = digest(context, token, position)
+            contexts.append(context)
             page = segment.pages[position // size]
             self.cells[page, position % size] = token, context
             self.states -= {(page, point) for point in range(position + 1, position + size + 1)}
@@ -158,8 +178,28 @@ class FakeEngine:
         if segment.prompt_logprobs >= 0:
             following = segment.tokens[1:] + (() if segment.next_token is None else (segment.next_token,))
             logprobs = tuple(TokenLogprob(token, -1.0) for token in following)
-        picks = () if segment.sampling is None else (next_token(context),)
-        return SegmentResult(picks, prompt_logprobs=logprobs, snapshots=self._snapshots(segment))
+        picks = [] if segment.sampling is None else [next_token(one) for one in contexts[-1 - segment.num_drafts:]]
+        drafts = segment.tokens[len(segment.tokens) - segment.num_drafts:]
+        accepted = next((place for place, token in enumerate(drafts) if token != picks[place]), len(drafts))
+        fed = len(contexts) - len(drafts) + accepted
+        more = self._drafts(segment, contexts[fed - 1], segment.start + fed) if picks else ((), "")
+        return SegmentResult(tuple(picks[:accepted + 1]), accepted, (), logprobs, "", self._snapshots(segment, segment.start + fed), *more)
+
+    def _drafts(self, segment: Segment, context: int, position: int) -> tuple[Tokens, DraftSource]:
+        """``position``: of the last pick."""
+        limits = segment.draft_limits
+        if limits.lookup:
+            assert segment.history is not None, "a lookup needs the slot's text"
+            prompt, generated = segment.history
+            text = (*prompt, *generated)
+            assert text[segment.start:] == segment.tokens[:len(segment.tokens) - segment.num_drafts], "the text as it is for this window"
+        if self.drafter is None or not (limits.mtp or limits.lookup):
+            return (), ""
+        truth = []
+        for place in range(position, position + 9):
+            context = digest(context, next_token(context), place)
+            truth.append(next_token(context))
+        return self.drafter(segment, truth)
 
     def _read(self, segment: Segment) -> int:
         """The context before the segment, from every cell the page table leads to; each must follow from the one before."""
@@ -182,14 +222,15 @@ class FakeEngine:
         is_live = self.live.get(segment.slot) == (segment.request_id, segment.start, page)
         assert is_live or (page, segment.start) in self.states, f"no state at {segment.start}"
 
-    def _snapshots(self, segment: Segment) -> tuple[int, ...]:
+    def _snapshots(self, segment: Segment, end: int) -> tuple[int, ...]:
+        """``end``: the position after the last token that was right."""
         if not self.facts.snapshots:
             return ()
-        self.live[segment.slot] = segment.request_id, segment.end, segment.pages[(segment.end - 1) // self.facts.page_tokens]
+        self.live[segment.slot] = segment.request_id, end, segment.pages[(end - 1) // self.facts.page_tokens]
         every = self.snapshot_every
-        points = [point for point in range(segment.start + 1, segment.end + 1) if point % every == 0]
-        if segment.sampling is not None and len(segment.tokens) > 1:
-            points.append(segment.end)  # a turn boundary: the end of the prompt
+        points = [point for point in range(segment.start + 1, end + 1) if point % every == 0]
+        if segment.sampling is not None and len(segment.tokens) - segment.num_drafts > 1:
+            points.append(end)  # a turn boundary: the end of the prompt
         points = sorted(set(points))
         self.states |= {(segment.pages[(point - 1) // self.facts.page_tokens], point) for point in points}
         return tuple(points)

@@ -9,16 +9,19 @@ from strata.request import Placement, Request, Sampling
 from strata.slots.events import Arrive, Cancel, Command, Event, Trace
 from strata.slots.machine import SlotMachine
 from strata.slots.policy import SlotPolicy
-from tests.slots.fake_engine import FakeEngine, expected, facts
+from tests.slots.fake_engine import Drafter, FakeEngine, expected, facts
 
 
 class House:
     """Carries commands to the fake engine and keeps what clients would have seen. Checks the books after every event."""
 
-    def __init__(self, policy: SlotPolicy | None = None, snapshot_every: int = 0, eager: bool = False, **changes: object) -> None:
+    def __init__(
+        self, policy: SlotPolicy | None = None, snapshot_every: int = 0, eager: bool = False, drafter: Drafter | None = None,
+        **changes: object,
+    ) -> None:
         self.facts: EngineFacts = facts(**changes)
         self.machine = SlotMachine(self.facts, policy or SlotPolicy(slots=4))
-        self.engine = FakeEngine(self.facts, snapshot_every, eager)
+        self.engine = FakeEngine(self.facts, snapshot_every, eager, drafter)
         self.now = 0.0
         self.requests: dict[str, Request] = {}
         self.tokens: dict[str, list[int]] = {}
@@ -86,6 +89,7 @@ class House:
     def _see(self, command: Command) -> None:
         if isinstance(command, (Window, PageCopy)):
             if isinstance(command, Window):
+                self._look_at(command)
                 self.windows.append(command)
             else:
                 self.copies.append(command)
@@ -102,6 +106,18 @@ class House:
             self.progress.setdefault(command.request_id, []).append(command)
         else:
             self.ended[command.request_id] = command
+
+    def _look_at(self, window: Window) -> None:
+        """Drafts never make a window too large, nor an answer too long, and have pages to be written to."""
+        if window.kind == "decode":
+            assert sum(len(segment.tokens) for segment in window.segments) <= self.facts.max_rows
+        for segment in window.segments:
+            limits = segment.draft_limits
+            assert max(segment.num_drafts, limits.mtp, limits.lookup) <= self.facts.max_drafts
+            assert segment.end <= len(segment.pages) * self.facts.page_tokens
+            request = self.requests.get(segment.request_id)
+            if request is not None and segment.num_drafts:
+                assert segment.end < len(request.prompt) + request.max_tokens
 
     def check(self, name: str) -> None:
         """The request has finished, with the tokens of a cold run."""

@@ -1,7 +1,7 @@
-"""Random histories against the machine: arrivals, next turns, cancels, stops, failures, slow copies, drains.
+"""Random histories against the machine: arrivals, next turns, cancels, stops, failures, slow copies, drains, and drafts of any quality.
 
 The fake engine makes every token depend on all that was written to the cache, so "the answer equals a cold run" is checked for every
-request under every interleaving, and the books are checked after every event.
+request under every interleaving, and the books are checked after every event. A cold run has no drafts: they change nothing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from strata.errors import ClientError, Draining, EngineError, QueueFull
-from strata.messages import CopyDone, EngineFailed, Failed, Finished, SegmentResult, WindowDone
+from strata.messages import CopyDone, DraftSource, EngineFailed, Failed, Finished, SegmentResult, Usage, WindowDone
 from strata.request import Placement
 from strata.slots.events import Abort, Cancel, Drain, Stop, Tick
 from strata.slots.policy import SlotPolicy
-from tests.slots.fake_engine import expected
+from tests.slots.drafters import greedy_engine, mixed, right_for
+from tests.slots.fake_engine import Drafter, expected
 from tests.slots.house import House
 
 BEGINNINGS = [(), (1,), (7,) * 3, (2, 4, 6, 8), tuple(range(17)), tuple(range(40)), tuple(range(17)) + (9,) * 9]
@@ -30,6 +31,10 @@ placements = st.builds(
     Placement, slot=st.sampled_from([None, None, 0, 3]), key=st.sampled_from(["", "", "k", "l"]),
     tenant=st.sampled_from(["", "", "t"]), reuse=st.sampled_from([True, True, False]), keep=st.sampled_from([True, True, True, False]),
 )
+drafters = st.one_of(
+    st.builds(mixed, st.integers(0, 1 << 20)), st.builds(right_for, st.sampled_from([0, 1, 9]), st.sampled_from(["mtp", "lookup"])),
+    st.just(greedy_engine),
+)
 
 
 class Histories(RuleBasedStateMachine):
@@ -37,17 +42,27 @@ class Histories(RuleBasedStateMachine):
 
     @initialize(
         policy=policies, pages=st.sampled_from([14, 20, 64]), stages=st.sampled_from([1, 2]), every=st.sampled_from([0, 0, 8]),
-        eager=st.booleans(), rows=st.sampled_from([2, 8]), grid=st.sampled_from([1, 4, 8]),
+        eager=st.booleans(), rows=st.sampled_from([2, 8]), grid=st.sampled_from([1, 4, 8]), most=st.sampled_from([0, 1, 3, 7]),
+        drafter=drafters, sources=st.sampled_from([("lookup",), ("mtp", "lookup")]),
+        costs=st.sampled_from([None, (0.01, 0.01), (1.0, 0.3)]),
     )
-    def build(self, policy: SlotPolicy, pages: int, stages: int, every: int, eager: bool, rows: int, grid: int) -> None:
+    def build(
+        self, policy: SlotPolicy, pages: int, stages: int, every: int, eager: bool, rows: int, grid: int, most: int, drafter: Drafter,
+        sources: tuple[DraftSource, ...], costs: tuple[float, float] | None,
+    ) -> None:
         if policy.rows == "prefix":
             rows = 8
         self.house = House(
-            policy, every, eager, num_pages=pages, num_stages=stages, snapshots=bool(every), max_rows=rows, prompt_grid=grid, context=60,
+            policy, every, eager, drafter, num_pages=pages, num_stages=stages, snapshots=bool(every), max_rows=rows, prompt_grid=grid,
+            context=60, max_drafts=most, draft_sources=sources if most else (),
         )
+        if costs is not None:
+            per_row, per_draft = costs
+            self.house.engine.costs = lambda rows, drafts: (0.1 + per_row * rows, per_draft * drafts)
         self.names: list[str] = []
         self.stopped: set[str] = set()
         self.hurt: set[str] = set()
+        self.aborted: list[Usage] = []
 
     def _ask(self, prompt: tuple[int, ...], max_tokens: int, placement: Placement, mark: bool, stops: bool, logprobs: bool) -> None:
         name = f"r{len(self.names)}"
@@ -139,8 +154,19 @@ class Histories(RuleBasedStateMachine):
         assert self.house.machine.is_idle, f"{self.house.states()} {[run.request.id for run in self.house.machine.desk.queue]}"
         for name in self.names:
             self._check(name)
+        self._check_accounts()
         free = self.house.machine.memory
         assert free.freeing == 0 and not free.transfers
+
+    def _check_accounts(self) -> None:
+        counters = self.house.machine.counters
+        usages = [terminal.usage for terminal in self.house.ended.values()] + self.aborted
+        assert sum(usage.generated for usage in usages) == counters.generated_tokens
+        assert sum(usage.drafted for usage in usages) == sum(counters.drafted.values())
+        assert sum(usage.accepted for usage in usages) == sum(counters.accepted.values()) == sum(counters.accepted_at)
+        assert counters.accepted_at == sorted(counters.accepted_at, reverse=True)
+        assert all(usage.accepted <= min(usage.drafted, usage.generated) for usage in usages)
+        assert self.house.facts.max_drafts or not (counters.drafts or sum(counters.drafted.values()))
 
     def _check(self, name: str) -> None:
         house, request, terminal = self.house, self.house.requests[name], self.house.ended[name]
@@ -171,6 +197,7 @@ class Histories(RuleBasedStateMachine):
         self.house.send(Abort("down"))
         for name in set(self.house.ended) - before:
             assert isinstance(self.house.error(name), Draining)
+            self.aborted.append(self.house.ended[name].usage)
             del self.house.ended[name]
             self.names.remove(name)
 

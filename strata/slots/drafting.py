@@ -1,0 +1,180 @@
+"""How many drafts are worth checking: a choice for the slots of a window together, from measured acceptance and measured costs.
+
+Theory. A slot's window that checks k drafts brings 1 + P_1 + ... + P_k tokens in expectation: P_i = p_1 * ... * p_i, where p_i is the
+chance that draft i is the model's own pick if the drafts before it were. A source does not always have a draft to give; q_i is the share
+of windows in which it gave an i-th. Every draft is a row, and a draft of the model's head (``mtp``) is a step of the head too; one
+step serves all slots. For the slots s of a window, with k_s drafts wanted by each and K = the largest k_s of the head,
+
+    T = sum_s (1 + sum_{i<=k_s} q_si * P_si) / (t(R) + d(K))      tokens/s,      R = sum_s (1 + sum_{i<=k_s} q_si)      rows
+
+t(R) is the time until a window of R rows is back: a line through what grouping.py measures, and with several windows in a pipeline the
+longer of its two terms. d(K) is what K steps of the head take. Nothing else is known of a lookup in the slot's own text, which costs rows
+alone. For a given K a row costs the same whoever uses it, so rows go to drafts in the order of P as long as T rises: one walk
+through a sorted list for each K finds the maximum. Drafts must promise a gain, or noise would switch them on.
+
+A slot's own counts are few, so p and q start from the whole server's, as if so many windows had been seen. The server's for a depth
+nobody has tried start from the depth before: acceptance hardly falls with depth.
+
+Nothing here keeps state, reads a clock or draws at random, and no choice touches a token: a draft is kept only where it equals the pick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from strata.messages import DraftLimits
+
+WEIGHT = 6.0
+"""Windows that the prior of a chance counts for."""
+FIRST_GUESS = {"mtp": (1.0, 0.5), "lookup": (0.2, 0.5)}
+"""Before anything was seen: the share of windows in which a source gives a draft, and the chance that it is right."""
+GAIN = 1.02
+"""How much faster drafts must promise to be."""
+
+
+class Tally:
+    """How the drafts of one source fared, by depth: windows that wanted so many, that got them, that reached the check, that passed."""
+
+    __slots__ = ("asked", "given", "reached", "right")
+
+    def __init__(self, depth: int) -> None:
+        self.asked = [0.0] * depth
+        self.given = [0.0] * depth
+        self.reached = [0.0] * depth
+        self.right = [0.0] * depth
+
+    def add(self, asked: int, given: int, checked: int, accepted: int) -> None:
+        """One window: up to ``asked`` drafts wanted, ``given`` came, ``checked`` of them found a row, ``accepted`` were right."""
+        for depth in range(asked):
+            self.asked[depth] += 1
+        for depth in range(given):
+            self.given[depth] += 1
+        for depth in range(min(checked, accepted + 1)):
+            self.reached[depth] += 1
+        for depth in range(accepted):
+            self.right[depth] += 1
+
+    def fade(self, factor: float) -> None:
+        """Old windows count less."""
+        for values in (self.asked, self.given, self.reached, self.right):
+            values[:] = [value * factor for value in values]
+
+
+class Chance(NamedTuple):
+    """Of a draft at some depth: ``share`` of windows that have one, and how likely it is right if those before it were."""
+
+    share: float
+    right: float
+
+
+def server_chances(tally: Tally, guess: tuple[float, float]) -> list[Chance]:
+    """By depth; what was not seen is taken from the depth before."""
+    chances: list[Chance] = []
+    last = Chance(*guess)
+    for asked, given, reached, right in zip(tally.asked, tally.given, tally.reached, tally.right):
+        last = Chance((given + WEIGHT * last.share) / (asked + WEIGHT), (right + WEIGHT * last.right) / (reached + WEIGHT))
+        chances.append(last)
+    return chances
+
+
+def slot_chances(tally: Tally, server: Sequence[Chance], depth: int) -> list[Chance]:
+    """Up to ``depth`` drafts of one slot; ``right`` of all drafts up to there (P in the theory)."""
+    chances: list[Chance] = []
+    product = 1.0
+    for place in range(depth):
+        prior = server[place]
+        product *= (tally.right[place] + WEIGHT * prior.right) / (tally.reached[place] + WEIGHT)
+        chances.append(Chance((tally.given[place] + WEIGHT * prior.share) / (tally.asked[place] + WEIGHT), product))
+    return chances
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What one slot's drafts promise, by depth; a source that is not there, or has no room, has an empty list."""
+
+    mtp: Sequence[Chance] = ()
+    lookup: Sequence[Chance] = ()
+
+    @property
+    def unserved(self) -> float:
+        """Share of windows in which the lookup finds nothing, so that the head is asked."""
+        return 1 - self.lookup[0].share if self.lookup else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds. ``lines``: of each limit on a window's time, the fixed part, the part per row, and how often the head's time is in it.
+    ``steps``: what 0, 1, 2, ... steps of the head take."""
+
+    lines: tuple[tuple[float, float, float], ...]
+    steps: tuple[float, ...]
+
+    def at(self, rows: float, head: float) -> float:
+        return max([fixed + per_row * rows + times * head for fixed, per_row, times in self.lines])
+
+
+def window_cost(stages: Sequence[tuple[float, float]], windows: int, between: float, steps: Sequence[float]) -> Cost:
+    """``stages``: the fixed part of each and the part per row. The head is on the last. ``windows``: that share the pipeline."""
+    trip = sum(fixed for fixed, _ in stages) + between, sum(per_row for _, per_row in stages), 1.0
+    if windows == 1:
+        return Cost((trip,), tuple(steps))
+    busiest = [(windows * fixed, windows * per_row, 0.0) for fixed, per_row in stages]
+    busiest[-1] = (*busiest[-1][:2], float(windows))
+    return Cost((trip, *busiest), tuple(steps))
+
+
+def head_seconds(slots: Sequence[Prospect], cost: Cost) -> list[float]:
+    """By the number of steps wanted, what they take: a step is taken where some slot has no lookup and got a draft from the step before."""
+    idle = 1.0
+    for slot in slots:
+        idle *= 1 - slot.unserved
+    seconds = [0.0]
+    for step in range(1, len(cost.steps)):
+        reached = 1.0 if step == 1 else max((slot.mtp[step - 2].share for slot in slots if len(slot.mtp) >= step), default=0.0)
+        seconds.append(seconds[-1] + (1 - idle) * reached * (cost.steps[step] - cost.steps[step - 1]))
+    return seconds
+
+
+def choose(slots: Sequence[Prospect], cost: Cost) -> list[DraftLimits]:
+    """Drafts wanted by each slot, so that all of them together get the most tokens per second; see the head of this file."""
+    drafts: list[tuple[float, int, str, int, float]] = []
+    for place, slot in enumerate(slots):
+        drafts += [(-one.right, place, "lookup", depth, one.share) for depth, one in enumerate(slot.lookup, 1)]
+        drafts += [(-one.right, place, "mtp", depth, one.share * slot.unserved) for depth, one in enumerate(slot.mtp, 1)]
+    drafts.sort()
+    best = GAIN * len(slots) / cost.at(len(slots), 0.0)
+    taken: list[tuple[float, int, str, int, float]] = []
+    for steps, head in enumerate(head_seconds(slots, cost)):
+        offered = [draft for draft in drafts if draft[2] == "lookup" or draft[3] <= steps]
+        rows = tokens = float(len(slots))
+        last = 0.0
+        for count, (wrong, _, _, _, share) in enumerate(offered, 1):
+            rows += share
+            tokens -= share * wrong
+            speed = tokens / cost.at(rows, head)
+            if speed < last:
+                break
+            last = speed
+            if speed > best:
+                best, taken = speed, offered[:count]
+    mtp, lookup = [0] * len(slots), [0] * len(slots)
+    for _, place, source, depth, _ in taken:
+        wanted = mtp if source == "mtp" else lookup
+        wanted[place] = max(wanted[place], depth)
+    return [DraftLimits(*both) for both in zip(mtp, lookup)]
+
+
+def share_rows(wanted: Sequence[int], rows: int, first: int) -> list[int]:
+    """Fewer ``rows`` than are wanted in all: everybody gets up to the same number; what is then left goes round, from ``first`` on."""
+    level = 0
+    while sum(min(one, level + 1) for one in wanted) <= rows and level < max(wanted, default=0):
+        level += 1
+    shares = [min(one, level) for one in wanted]
+    left = rows - sum(shares)
+    for place in (*range(first, len(wanted)), *range(first)):
+        if left > 0 and wanted[place] > level:
+            shares[place] += 1
+            left -= 1
+    return shares
