@@ -5,6 +5,8 @@ All comparisons are bitwise. Contexts are long enough to cross pages, blocks and
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ from strata.engine.kv import KVKind
 from strata.engine.numpy_ops import NumpyOps
 from strata.messages import Segment, Window
 from strata.request import Sampling
-from tests.engine.running import GOLDEN, TINY, Floats, Stages, pages_for, random_ids, segment
+from tests.engine.running import GOLDEN, MOE, TINY, Floats, Stages, pages_for, random_ids, segment
 
 BIASED = next(path for path in GOLDEN if path.stem == "llama-bias")
 KINDS: tuple[KVKind, ...] = ("f32", "int8")
@@ -27,11 +29,12 @@ def conversation(stages: Stages, tokens: tuple[int, ...], pages: tuple[int, ...]
     return np.concatenate(logits)
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def reference(request: pytest.FixtureRequest) -> tuple[KVKind, tuple[int, ...], Floats]:
+@pytest.fixture(scope="module", params=[(TINY, "f32"), (TINY, "int8"), (MOE[1], "f32"), (MOE[0], "int8")], ids=lambda param: param[0].stem)
+def reference(request: pytest.FixtureRequest) -> tuple[Path, KVKind, tuple[int, ...], Floats]:
+    path, kind = request.param
     tokens = random_ids(604)
-    with Stages(TINY, NumpyOps(1), kind=request.param) as stages:
-        return request.param, tokens, conversation(stages, tokens, tuple(range(10)))
+    with Stages(path, NumpyOps(1), kind=kind) as stages:
+        return path, kind, tokens, conversation(stages, tokens, tuple(range(10)))
 
 
 @pytest.mark.parametrize(
@@ -39,17 +42,18 @@ def reference(request: pytest.FixtureRequest) -> tuple[KVKind, tuple[int, ...], 
     [(2, (), 1 << 20, 1), (3, (2,), 128, 2), (1, (1, 2, 3), 256, 3), (2, (3,), 384, 4)],
 )
 def test_threads_splits_chunks_and_page_order_change_nothing(
-    reference: tuple[KVKind, tuple[int, ...], Floats], threads: int, splits: tuple[int, ...], chunk: int, order: int
+    reference: tuple[Path, KVKind, tuple[int, ...], Floats], threads: int, splits: tuple[int, ...], chunk: int, order: int
 ) -> None:
-    kind, tokens, expected = reference
-    with Stages(TINY, NumpyOps(threads), splits, kind) as stages:
+    path, kind, tokens, expected = reference
+    with Stages(path, NumpyOps(threads), splits, kind) as stages:
         np.testing.assert_array_equal(conversation(stages, tokens, pages_for(10, seed=order), chunk=chunk), expected)
 
 
-def test_deterministic_reads_any_part_with_the_same_bits() -> None:
+@pytest.mark.parametrize("path", [TINY, MOE[1]], ids=lambda path: path.stem)
+def test_deterministic_reads_any_part_with_the_same_bits(path: Path) -> None:
     """Prompt rows equal decode rows, whatever part was held and wherever it was cut."""
     tokens, pages = random_ids(200), pages_for(4)
-    with Stages(TINY, NumpyOps(2, deterministic=True)) as stages:
+    with Stages(path, NumpyOps(2, deterministic=True)) as stages:
         expected = stages.read(tokens, pages)
         for held in (1, 63, 64, 130, 199):
             np.testing.assert_array_equal(stages.read(tokens[held:], pages, start=held), expected[held:])
@@ -66,21 +70,22 @@ def test_chunks_after_a_held_prefix_change_nothing(held: int, end: int) -> None:
         np.testing.assert_array_equal(stages.read(tokens[held:], pages, start=held, chunk=128), whole)
 
 
-def test_a_block_in_part_has_the_bits_of_the_whole_block() -> None:
+@pytest.mark.parametrize("path", [TINY, *MOE[:2]], ids=lambda path: path.stem)
+def test_a_block_in_part_has_the_bits_of_the_whole_block(path: Path) -> None:
     """Padding: the rows of a long part of a block equal those rows of the full block."""
     tokens, pages = random_ids(256), pages_for(4)
-    with Stages(TINY, NumpyOps(1)) as stages:
+    with Stages(path, NumpyOps(1)) as stages:
         whole = stages.read(tokens, pages)
         np.testing.assert_array_equal(stages.read(tokens[:250], pages), whole[:250])
         np.testing.assert_array_equal(stages.read(tokens[40:], pages, start=40), whole[40:])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("path", [TINY, BIASED], ids=lambda path: path.stem)
-def test_a_row_alone_and_among_poisoned_neighbours(path: object, kind: KVKind) -> None:
+@pytest.mark.parametrize("path", [TINY, BIASED, *MOE[:2]], ids=lambda path: path.stem)
+def test_a_row_alone_and_among_poisoned_neighbours(path: Path, kind: KVKind) -> None:
     """Row r of 2 to 8, at any place, equals the row alone, though all others hold NaN."""
     contexts = (1, 63, 64, 65, 128, 97, 110, 5)
-    with Stages(TINY if path is TINY else BIASED, NumpyOps(2), kind=kind) as stages:
+    with Stages(path, NumpyOps(2), kind=kind) as stages:
         tables = [pages_for(3, seed=slot, first=3 * slot) for slot in range(8)]
         tokens = [random_ids(context + 1, seed=slot) for slot, context in enumerate(contexts)]
         for table, own in zip(tables, tokens, strict=True):
@@ -137,10 +142,10 @@ def test_drafts_are_rows_like_any_other() -> None:
         np.testing.assert_array_equal(together[1:], one_by_one)
 
 
-def test_parked_pages_come_back_elsewhere_with_the_same_bits(reference: tuple[KVKind, tuple[int, ...], Floats]) -> None:
-    kind, tokens, expected = reference
+def test_parked_pages_come_back_elsewhere_with_the_same_bits(reference: tuple[Path, KVKind, tuple[int, ...], Floats]) -> None:
+    path, kind, tokens, expected = reference
     pages, moved = pages_for(10, seed=7), pages_for(10, seed=8, first=20)
-    with Stages(TINY, NumpyOps(2), (2,), kind) as stages:
+    with Stages(path, NumpyOps(2), (2,), kind) as stages:
         stages.read(tokens[:601], pages)
         for model in stages.models:
             image = model.copy_out(pages)
