@@ -1,10 +1,11 @@
 """Attention over a paged cache: queries against keys and values as stored, page by page.
 
-Row parts. One page of one row's context is a tile: scores, weights and weighted values are computed per tile, relative to the row's
-highest score, and a row's tiles are added in page order. A tile's products have one fixed shape, so a row's bits depend only on
-its query, its position and its pages' contents: not on where the pages lie, nor on other rows or threads. Tiles whose pages are not
-consecutive are copied together first: the copy reads memory as fast as it comes, and one product of many tiles in the cache follows
-(a product for each run of pages, in place, took longer: each call is a chance for threads to meet at the GIL).
+Row parts. One page of a row's context is a tile, which rows of one slot share (bundles.py): scores, weights and weighted values are
+computed per tile, relative to the row's highest score, and a row's tiles are added in page order. A tile's products give a row the
+same bits whoever shares it, so they depend only on its query, its position and its pages' contents: not on where the pages lie, nor on
+other rows or threads. Tiles whose pages are not consecutive are copied together first: the copy reads memory as fast as it comes, and
+one product of many tiles in the cache follows (a product for each run of pages, in place, took longer: each call is a chance for threads
+to meet at the GIL).
 
 Grid parts. Blocks of 128 rows, one KV head's queries at a time, against spans of 512 keys, with a running maximum (flash attention).
 Where spans end depends on the absolute position alone.
@@ -18,6 +19,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from strata.engine.bundles import Bundles, in_lots, most_bundled
 from strata.engine.kv import PagedKV, Pages
 from strata.engine.products import cuts
 from strata.engine.rows import GRID, GridPart, RowPart
@@ -41,30 +43,29 @@ class Copies:
 
 
 class Scratch:
-    """What a row part's tiles compute, for one layer after the other. ``group``: queries per KV head."""
+    """What tiles compute, for one layer after the other. ``queries``: of one KV head, of all rows of a bundle."""
 
-    def __init__(self, kv: PagedKV, group: int, tiles: int) -> None:
-        self.scores = np.empty((tiles, kv.heads, group, kv.page_tokens), np.float32)
-        self.maxima = np.empty((tiles, kv.heads, group, 1), np.float32)
+    def __init__(self, kv: PagedKV, queries: int, tiles: int) -> None:
+        self.scores = np.empty((tiles, kv.heads, queries, kv.page_tokens), np.float32)
+        self.maxima = np.empty((tiles, kv.heads, queries, 1), np.float32)
         # Weighted values and, behind them, the sum of the weights: what is merged by the same rule is one array.
-        self.partials = np.empty((tiles, kv.heads, group, kv.head_dim + 1), np.float32)
+        self.partials = np.empty((tiles, kv.heads, queries, kv.head_dim + 1), np.float32)
 
 
 class RowAttention:
-    """The attention of one row part: made once for a window, used for every layer."""
+    """The attention of rows in bundles: made once for a window, used for every layer."""
 
-    def __init__(self, part: RowPart, kv: PagedKV, copies: Copies, scratch: Scratch) -> None:
+    def __init__(self, part: Bundles, kv: PagedKV, copies: Copies, scratch: Scratch) -> None:
         tiles = part.num_tiles
         self.part, self.kv = part, kv
         self.scores, self.maxima, self.partials = scratch.scores[:tiles], scratch.maxima[:tiles], scratch.partials[:tiles]
         self.cuts = cuts(tiles, min(len(copies.buffers), tiles // TILES_PER_PIECE))
         self.between = self.cuts if tiles > TILES_TOGETHER else [slice(0, tiles)]
         self.steps = [list(self._steps(piece, cut, copies)) for piece, cut in enumerate(self.cuts)]
-        ends = [*part.firsts[1:].tolist(), tiles]
-        last = zip(ends, part.filled, strict=True)
-        self.hidden = [self.scores[end - 1, :, :, filled:] for end, filled in last if filled < kv.page_tokens]
-        self.merged = np.empty((len(ends), *self.partials.shape[1:]), np.float32)
-        self.sums = list(self._sums(np.diff([0, *ends]).tolist()))
+        by_place = self.scores.reshape(tiles, kv.heads, part.size, -1, kv.page_tokens)
+        self.hidden = [by_place[tile, :, place, :, seen:] for tile, place, seen in part.hidden]
+        self.merged = np.empty((len(part.firsts), *self.partials.shape[1:]), np.float32)
+        self.sums = list(self._sums(np.diff([*part.firsts.tolist(), tiles]).tolist()))
 
     def run(self, queries: Floats, layer: int, threads: Threads, out: Floats) -> None:
         """``queries`` (already scaled) and ``out`` float32 [rows, KV heads, group, head_dim].
@@ -72,20 +73,37 @@ class RowAttention:
         Threads share what reads the cache. What lies between takes long enough to be shared only for many tiles: threads that run
         short NumPy calls side by side keep meeting at the GIL.
         """
-        spread, between = queries[self.part.row_of_tile], self.between
+        spread, between = self._spread(queries), self.between
         threads.run(lambda piece: self.score(piece, spread, layer), len(self.cuts))
         for hidden in self.hidden:
             hidden.fill(-np.inf)
         threads.run(lambda piece: self.find_maxima(between[piece]), len(between))
-        highest = np.maximum.reduceat(self.maxima, self.part.firsts, axis=0)[self.part.row_of_tile]
+        highest = np.maximum.reduceat(self.maxima, self.part.firsts, axis=0)[self.part.of_tile]
         threads.run(lambda piece: self.soften(between[piece], highest), len(between))
         threads.run(lambda piece: self.weigh(piece, layer), len(self.cuts))
         for tiles, merged in self.sums:
             np.add.reduce(tiles, axis=1, out=merged)
-        np.divide(self.merged[..., :-1], self.merged[..., -1:], out=out)
+        self._collect(out)
+
+    def _spread(self, queries: Floats) -> Floats:
+        """Queries [rows, KV heads, group, head_dim] of each tile's bundle: [tiles, KV heads, size * group, head_dim]."""
+        part = self.part
+        if part.size == 1:
+            return queries[part.of_tile]
+        bundled = queries[part.rows].swapaxes(1, 2)
+        return bundled.reshape(len(bundled), self.kv.heads, -1, self.kv.head_dim)[part.of_tile]
+
+    def _collect(self, out: Floats) -> None:
+        """Weighted values over sums of weights, from bundles back to rows."""
+        if self.part.size == 1:
+            np.divide(self.merged[..., :-1], self.merged[..., -1:], out=out)
+            return
+        result = np.divide(self.merged[..., :-1], self.merged[..., -1:])
+        by_place = result.reshape(len(result), self.kv.heads, self.part.size, -1, self.kv.head_dim).swapaxes(1, 2)
+        out[:] = by_place[self.part.real]
 
     def score(self, piece: int, queries: Floats, layer: int) -> None:
-        """Queries [tiles, KV heads, group, head_dim] times keys, for the tiles of one of ``cuts``."""
+        """Queries [tiles, KV heads, queries, head_dim] times keys, for the tiles of one of ``cuts``."""
         for cut, pages, copy in self.steps[piece]:
             keys = self.kv.levels(layer, 0, pages, copy)
             np.matmul(queries[cut], keys.swapaxes(2, 3), out=self.scores[cut])
@@ -114,13 +132,13 @@ class RowAttention:
             np.matmul(weights, values, out=self.partials[cut, ..., :-1])
 
     def _sums(self, counts: list[int]) -> Iterator[tuple[Floats, Floats]]:
-        """Partials [rows, tiles, ...] and where their sums over tiles go, for runs of rows with as many tiles each."""
-        row = tile = 0
+        """Partials [bundles, tiles, ...] and where their sums over tiles go, for runs of bundles with as many tiles each."""
+        done = tile = 0
         for count, run in groupby(counts):
-            rows = len(list(run))
-            partials = self.partials[tile : tile + rows * count]
-            yield partials.reshape(rows, count, *partials.shape[1:]), self.merged[row : row + rows]
-            row, tile = row + rows, tile + rows * count
+            bundles = len(list(run))
+            partials = self.partials[tile : tile + bundles * count]
+            yield partials.reshape(bundles, count, *partials.shape[1:]), self.merged[done : done + bundles]
+            done, tile = done + bundles, tile + bundles * count
 
     def _steps(self, piece: int, whole: slice, copies: Copies) -> Iterator[tuple[slice, Pages, Floats]]:
         """The tiles of one of ``cuts``, as many at a time as can be copied: which, their pages (a slice, if they lie so), where to."""
@@ -134,9 +152,10 @@ class RowAttention:
 
 def row_attentions(part: RowPart, kv: PagedKV, group: int, copies: Copies) -> tuple[RowAttention, ...]:
     """The attention of a row part, in as many lots of rows as keep the scratch memory small; all share it."""
-    tile_bytes = 4 * kv.heads * group * (kv.page_tokens + kv.head_dim + 2)
-    lots = list(part.lots(SCRATCH_BYTES // tile_bytes))
-    scratch = Scratch(kv, group, max(lot.num_tiles for lot in lots))
+    most = most_bundled(group, kv.head_dim, kv.page_tokens)
+    tile_bytes = 4 * kv.heads * most * group * (kv.page_tokens + kv.head_dim + 2)
+    lots = list(in_lots(part, most, SCRATCH_BYTES // tile_bytes, kv.page_tokens))
+    scratch = Scratch(kv, lots[0].size * group, max(lot.num_tiles for lot in lots))
     return tuple(RowAttention(lot, kv, copies, scratch) for lot in lots)
 
 

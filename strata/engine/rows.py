@@ -43,36 +43,21 @@ def wanted_rows(window: Window) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class RowPart:
-    """Rows ``start .. stop - 1`` of the layout, computed one by one.
+class Run:
+    """``count`` rows at consecutive positions of one slot, from ``position``; ``pages`` up to the last one's."""
 
-    One page of one row's context is a tile. ``firsts`` int64 [rows] is each row's first tile, ``row_of_tile`` its inverse, ``pages``
-    the page of each tile, ``filled`` how many tokens each row sees of its last page.
-    """
+    position: int
+    count: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """Rows ``start .. stop - 1`` of the layout, computed one by one: ``runs`` in order."""
 
     start: int
     stop: int
-    firsts: NDArray[np.int64]
-    row_of_tile: NDArray[np.int64]
-    pages: NDArray[np.int64]
-    filled: tuple[int, ...]
-
-    @property
-    def num_tiles(self) -> int:
-        return len(self.pages)
-
-    def lots(self, most_tiles: int) -> Iterator[RowPart]:
-        """The part in lots of consecutive rows with at most so many tiles each (more, if one row has more)."""
-        ends = [*self.firsts[1:].tolist(), self.num_tiles]
-        row, tile = 0, 0
-        while row < len(ends):
-            stop = row + 1
-            while stop < len(ends) and ends[stop] - tile <= most_tiles:
-                stop += 1
-            tiles = slice(tile, ends[stop - 1])
-            firsts, rows = self.firsts[row:stop] - tile, self.row_of_tile[tiles] - row
-            yield RowPart(self.start + row, self.start + stop, firsts, rows, self.pages[tiles], self.filled[row:stop])
-            row, tile = stop, ends[stop - 1]
+    runs: tuple[Run, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,23 +143,14 @@ class _Builder:
 
     def rows(self, pieces: list[_Piece]) -> None:
         base = len(self.tokens)
-        tiles: list[int] = []
-        pages: list[int] = []
-        filled: list[int] = []
+        runs = []
         for piece in pieces:
             segment = piece.segment
             self.tokens += segment.tokens[piece.start - segment.start : piece.stop - segment.start]
             self.positions += range(piece.start, piece.stop)
-            for position in range(piece.start, piece.stop):
-                count, used = divmod(position, self.page_tokens)
-                tiles.append(count + 1)
-                filled.append(used + 1)
-                pages += segment.pages[: count + 1]
+            runs.append(Run(piece.start, piece.stop - piece.start, segment.pages[: (piece.stop - 1) // self.page_tokens + 1]))
         self.real += range(base, len(self.tokens))
-        counts = np.array(tiles, np.int64)
-        row_of_tile = np.repeat(np.arange(len(tiles)), counts)
-        firsts = np.cumsum(counts) - counts
-        self.parts.append(RowPart(base, len(self.tokens), firsts, row_of_tile, np.array(pages, np.int64), tuple(filled)))
+        self.parts.append(RowPart(base, len(self.tokens), tuple(runs)))
 
 
 def plan(window: Window, page_tokens: int, grid: bool) -> Layout:

@@ -44,26 +44,3 @@ def test_every_row_has_its_place(start: int, length: int) -> None:
         else:
             # The short end of one block and the short start of the next are one part.
             assert isinstance(part, RowPart) and len(rows) == part.stop - part.start <= 2 * SHORT_ROWS
-
-
-def test_a_row_has_one_tile_for_each_page_of_its_context() -> None:
-    segments = (Segment("a", 0, 255, (1,), (3, 4, 8, 9), Sampling()), Segment("b", 1, 64, (1,), (10, 11), Sampling()))
-    (part,) = plan(Window(0, "decode", 0, segments), 64, grid=True).parts
-    assert isinstance(part, RowPart)
-    assert (part.pages.tolist(), part.row_of_tile.tolist()) == ([3, 4, 8, 9, 10, 11], [0, 0, 0, 0, 1, 1])
-    assert (part.firsts.tolist(), part.filled) == ([0, 4], (64, 1))
-
-
-def test_lots_are_the_part_cut_between_rows() -> None:
-    """Five rows of 1 to 5 tiles, at most 6 tiles a lot (but a row is never cut)."""
-    segments = tuple(Segment("a", slot, 64 * slot, (1,), TABLE[slot : 2 * slot + 1], Sampling()) for slot in range(5))
-    (part,) = plan(Window(0, "decode", 0, segments), 64, grid=True).parts
-    assert isinstance(part, RowPart)
-    lots = list(part.lots(6))
-    assert [(lot.start, lot.stop, lot.num_tiles) for lot in lots] == [(0, 3, 6), (3, 4, 4), (4, 5, 5)]
-    assert [lot.num_tiles for lot in part.lots(2)] == [1, 2, 3, 4, 5]
-    (whole,) = part.lots(15)
-    assert (whole.firsts.tolist(), whole.row_of_tile.tolist()) == (part.firsts.tolist(), part.row_of_tile.tolist())
-    assert [page for lot in lots for page in lot.pages.tolist()] == part.pages.tolist()
-    assert [lot.firsts.tolist() for lot in lots] == [[0, 1, 3], [0], [0]]
-    assert [lot.row_of_tile.tolist() for lot in lots] == [[0, 1, 1, 2, 2, 2], [0] * 4, [0] * 5]
