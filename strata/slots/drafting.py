@@ -20,7 +20,7 @@ Nothing here keeps state, reads a clock or draws at random, and no choice touche
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,26 +35,30 @@ GAIN = 1.02
 
 
 class Tally:
-    """How the drafts of one source fared, by depth: windows that wanted so many, that got them, that reached the check, that passed."""
+    """How the drafts of one source fared: windows by how many drafts were wanted, came, were reached by the check, were right."""
 
     __slots__ = ("asked", "given", "reached", "right")
 
     def __init__(self, depth: int) -> None:
-        self.asked = [0.0] * depth
-        self.given = [0.0] * depth
-        self.reached = [0.0] * depth
-        self.right = [0.0] * depth
+        self.asked = [0.0] * (depth + 1)
+        self.given = [0.0] * (depth + 1)
+        self.reached = [0.0] * (depth + 1)
+        self.right = [0.0] * (depth + 1)
 
     def add(self, asked: int, given: int, checked: int, accepted: int) -> None:
         """One window: up to ``asked`` drafts wanted, ``given`` came, ``checked`` of them found a row, ``accepted`` were right."""
-        for depth in range(asked):
-            self.asked[depth] += 1
-        for depth in range(given):
-            self.given[depth] += 1
-        for depth in range(min(checked, accepted + 1)):
-            self.reached[depth] += 1
-        for depth in range(accepted):
-            self.right[depth] += 1
+        self.asked[asked] += 1
+        self.given[given] += 1
+        self.reached[accepted + 1 if accepted < checked else checked] += 1
+        self.right[accepted] += 1
+
+    def by_depth(self) -> Iterator[tuple[float, float, float, float]]:
+        """Of the 1st, 2nd, ... draft: windows that wanted it, got it, reached it, found it right."""
+        columns = self.asked, self.given, self.reached, self.right
+        rest = [sum(column) for column in columns]
+        for depth in range(1, len(self.asked)):
+            rest = [left - column[depth - 1] for left, column in zip(rest, columns)]
+            yield rest[0], rest[1], rest[2], rest[3]
 
     def fade(self, factor: float) -> None:
         """Old windows count less."""
@@ -73,7 +77,7 @@ def server_chances(tally: Tally, guess: tuple[float, float]) -> list[Chance]:
     """By depth; what was not seen is taken from the depth before."""
     chances: list[Chance] = []
     last = Chance(*guess)
-    for asked, given, reached, right in zip(tally.asked, tally.given, tally.reached, tally.right):
+    for asked, given, reached, right in tally.by_depth():
         last = Chance((given + WEIGHT * last.share) / (asked + WEIGHT), (right + WEIGHT * last.right) / (reached + WEIGHT))
         chances.append(last)
     return chances
@@ -83,10 +87,9 @@ def slot_chances(tally: Tally, server: Sequence[Chance], depth: int) -> list[Cha
     """Up to ``depth`` drafts of one slot; ``right`` of all drafts up to there (P in the theory)."""
     chances: list[Chance] = []
     product = 1.0
-    for place in range(depth):
-        prior = server[place]
-        product *= (tally.right[place] + WEIGHT * prior.right) / (tally.reached[place] + WEIGHT)
-        chances.append(Chance((tally.given[place] + WEIGHT * prior.share) / (tally.asked[place] + WEIGHT), product))
+    for (asked, given, reached, right), prior in zip(tally.by_depth(), server[:depth]):
+        product *= (right + WEIGHT * prior.right) / (reached + WEIGHT)
+        chances.append(Chance((given + WEIGHT * prior.share) / (asked + WEIGHT), product))
     return chances
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from strata.messages import NO_DRAFTS, DraftLimits, DraftSource, SegmentResult, Tokens
 from strata.slots.drafting import Tally
 
@@ -42,22 +40,14 @@ class Drafts:
         """The next window checks the first ``count``."""
         self.tokens, self.flying = self.tokens[:count], self.source
 
-    def outcome(self, checked: int, accepted: int) -> Outcome | None:
-        """Of the window in flight, which has reported; None if no drafts were asked for before it."""
-        asked = self._asked
-        return Outcome(self, self.flying, asked, self._given, checked, accepted) if asked.mtp or asked.lookup else None
+    def outcome(self, checked: int, accepted: int) -> Outcome:
+        """Of the window in flight, which has reported."""
+        return self, self.flying, self._asked, self._given, checked, accepted
 
     def fade(self, factor: float) -> None:
         self.mtp.fade(factor)
         self.lookup.fade(factor)
 
 
-class Outcome(NamedTuple):
-    """One window: what was ``asked`` of whom, how many drafts ``source`` gave, how many were ``checked``, how many ``accepted``."""
-
-    drafts: Drafts
-    source: DraftSource
-    asked: DraftLimits
-    given: int
-    checked: int
-    accepted: int
+Outcome = tuple[Drafts, DraftSource, DraftLimits, int, int, int]
+"""One window: what was asked of whom, how many drafts a source gave, how many of them were checked, how many accepted."""

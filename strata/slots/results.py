@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
-from strata.messages import NewTokens, Progress, Segment, SegmentResult, TokenLogprob
+from strata.messages import NewTokens, Progress, Segment, SegmentResult, TokenLogprob, Tokens
 from strata.slots.events import Command
 from strata.slots.slot import Outcome, Run, Slot
 from strata.slots.states import RequestState, SlotEvent, SlotState
@@ -49,7 +49,8 @@ def advance(run: Run, is_decode: bool, segment: Segment, result: SegmentResult, 
         return Advance.OVER
     if is_decode:
         conversation.tokens.append(segment.tokens[0])
-        return _take_drafted(run, segment, result, ledger) if segment.num_drafts else _take(run, result, ledger)
+        picks = _accepted(run, segment, result, ledger.counters) if segment.num_drafts else result.picks
+        return _take(run, picks, result.logprobs[:len(picks)], ledger)
     conversation.tokens.frombytes(run.packed_slice(segment.start, segment.end))
     return _read(run, slot, segment, result, ledger)
 
@@ -66,50 +67,45 @@ def _read(run: Run, slot: Slot, segment: Segment, result: SegmentResult, ledger:
         return Advance.GOES_ON
     if slot.state is SlotState.READING:
         slot.step(SlotEvent.PROMPT_READ)
-    return _take(run, result, ledger, logprobs) if result.picks else Advance.LENGTH
+    return _take(run, result.picks, result.logprobs, ledger, logprobs) if result.picks else Advance.LENGTH
 
 
-def _take(run: Run, result: SegmentResult, ledger: Ledger, prompt_logprobs: tuple[TokenLogprob, ...] = ()) -> Advance:
-    """One picked token goes to the client; the decode path, so nothing here grows with the history."""
+def _take(
+    run: Run, picks: Tokens, logprobs: tuple[TokenLogprob, ...], ledger: Ledger, prompt_logprobs: tuple[TokenLogprob, ...] = (),
+) -> Advance:
+    """Picked tokens go to the client; the decode path, so nothing here grows with the history."""
     request = run.request
-    (token,) = result.picks
-    run.generated.append(token)
-    ledger.counters.generated_tokens += 1
-    ledger.out.append(NewTokens(request.id, result.picks, result.logprobs, prompt_logprobs))
+    run.generated.extend(picks)
+    ledger.counters.generated_tokens += len(picks)
+    ledger.out.append(NewTokens(request.id, picks, logprobs, prompt_logprobs))
     run.last_at = ledger.now
     if run.first_at is None:
         run.first_at = ledger.now
-    if token in request.stop_tokens:
+    if picks[-1] in request.stop_tokens:
         return Advance.STOP
     return Advance.LENGTH if len(run.generated) >= run.limit else Advance.GOES_ON
 
 
-def _take_drafted(run: Run, segment: Segment, result: SegmentResult, ledger: Ledger) -> Advance:
-    """Several picked tokens: the answer ends at the first stop token or at its limit, whatever was accepted beyond."""
-    picks = result.picks[:run.limit - len(run.generated)]
-    ends = [place for place, token in enumerate(picks) if token in run.request.stop_tokens]
-    picks = picks[:ends[0] + 1] if ends else picks
-    _count_drafts(run, segment.num_drafts, min(result.accepted, len(picks)), ledger.counters)
-    ledger.counters.generated_tokens += len(picks) - 1
-    assert run.conversation is not None
-    run.conversation.tokens.extend(picks[:-1])
-    run.generated.extend(picks[:-1])
-    run.submitted = len(run.conversation.tokens)
-    last = SegmentResult(picks[-1:], 0, result.logprobs[:len(picks)])
-    step = _take(run, last, ledger)
-    ledger.out[-1] = NewTokens(run.request.id, picks, last.logprobs)
-    return step
+def _accepted(run: Run, segment: Segment, result: SegmentResult, counters: Counters) -> Tokens:
+    """The tokens that several rows brought: up to the first stop token or the limit, whatever was accepted beyond.
 
-
-def _count_drafts(run: Run, drafted: int, accepted: int, counters: Counters) -> None:
-    """All drafts that had a row count as drafted; those that the client got count as accepted."""
-    assert run.drafts is not None
-    source = run.drafts.flying
-    run.drafts.windows += 1
+    All drafts that had a row count as drafted; those that the client gets count as accepted.
+    """
+    drafts, conversation = run.drafts, run.conversation
+    assert drafts is not None and conversation is not None
+    picks, stops, drafted = result.picks[:run.limit - len(run.generated)], run.request.stop_tokens, segment.num_drafts
+    if stops:
+        ends = [place for place, token in enumerate(picks) if token in stops]
+        picks = picks[:ends[0] + 1] if ends else picks
+    accepted = min(result.accepted, len(picks))
+    conversation.tokens.extend(picks[:-1])
+    run.submitted = len(conversation.tokens)
+    drafts.windows += 1
     run.drafted += drafted
     run.accepted += accepted
     counters.drafts += 1
-    counters.drafted[source] += drafted
-    counters.accepted[source] += accepted
+    counters.drafted[drafts.flying] += drafted
+    counters.accepted[drafts.flying] += accepted
     for place in range(accepted):
         counters.accepted_at[place] += 1
+    return picks

@@ -49,7 +49,7 @@ class Schedule:
 
     def is_due(self, runs: Sequence[Run]) -> bool:
         self.left -= 1
-        return self.left < 0 or self.slots != len(runs) or any(run.drafts is None or run.drafts.wanted is None for run in runs)
+        return self.left < 0 or self.slots != len(runs)
 
 
 class Speculation:
@@ -193,12 +193,13 @@ class Speculation:
         for tally in self._server.values():
             tally.fade(max(0.0, 1 - len(self._fresh) / SERVER_MEMORY))
         for drafts, source, asked, given, checked, accepted in self._fresh:
-            for tallies in ((drafts.mtp, drafts.lookup), (self._server["mtp"], self._server["lookup"])):
-                if source == "lookup":
-                    tallies[1].add(asked.lookup, given, checked, accepted)
-                else:  # the head is asked only where the lookup found nothing
-                    tallies[1].add(asked.lookup, 0, 0, 0)
-                    tallies[0].add(asked.mtp, given, checked, accepted)
+            if asked.lookup:
+                found = (given, checked, accepted) if source == "lookup" else (0, 0, 0)
+                drafts.lookup.add(asked.lookup, *found)
+                self._server["lookup"].add(asked.lookup, *found)
+            if asked.mtp and source != "lookup":  # the head is asked only where the lookup found nothing
+                drafts.mtp.add(asked.mtp, given, checked, accepted)
+                self._server["mtp"].add(asked.mtp, given, checked, accepted)
         self._fresh.clear()
 
     # ---- after a window
@@ -216,13 +217,11 @@ class Speculation:
                 steps = max(steps, min(asked.mtp, len(result.drafts) + 1))
             if run.drafts is None or segment.sampling is None:
                 continue
-            outcome = run.drafts.outcome(segment.num_drafts, result.accepted)
-            if outcome is not None and not result.error:
-                self._fresh.append(outcome)
-            if run.state is RequestState.SEATED and not result.error:
-                run.drafts.carry(asked, result)
-            else:
+            if result.error or run.state is not RequestState.SEATED:
                 run.drafts.drop()
+                continue
+            self._fresh.append(run.drafts.outcome(segment.num_drafts, result.accepted))
+            run.drafts.carry(asked, result)
         self.memory.counters.draft_seconds += event.draft_seconds
         if is_decode and slots:
             self._measure(rows / slots, steps, event.draft_seconds)

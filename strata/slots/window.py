@@ -139,7 +139,8 @@ class Scheduler:
         run.submitted = start + 1
         run.in_flight += 1
         if self.speculation is not None and run.drafts is not None:
-            tokens, limits = tokens + run.drafts.tokens, self.speculation.limits(run)
+            limits = self.speculation.limits(run)
+            tokens += run.drafts.tokens
         return Segment(
             request.id, slot_of(run).id, start, tokens, conversation_of(run).table(), request.sampling, len(tokens) - 1,
             _history(run, limits), draft_limits=limits,
