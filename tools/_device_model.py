@@ -16,7 +16,7 @@ import numpy as np
 
 from strata.devices.base import Buffer, Device, Stream
 from strata.engine.device_sampling import DeviceSampler
-from strata.engine.device_stage import DeviceStage, StageWeights, build_stage, load_weights
+from strata.engine.device_stage import DeviceStage, StageWeights, build_stage, connect, load_weights
 from strata.engine.families import FAMILIES, ModelConfig
 from strata.engine.kernel_weights import DeviceLayer, WeightLoader
 from strata.engine.pipeline import Pipeline
@@ -127,6 +127,7 @@ def stages_of(shape: ModelShape, weights: StageWeights, cuts: Sequence[int], slo
             weights.layers[first:end], weights.embedding if first == 0 else None, weights.output if end == layers else None
         )
         stages.append(build_stage(config, part, Rope(config.rope, None), facts, device, device.stream()))
+    connect(stages)
     return stages
 
 

@@ -10,7 +10,7 @@ from strata.config import Settings
 from strata.devices.base import Device, DeviceInfo
 from strata.engine.device_plan import StagePlan, plan_lines, planner, size_engine
 from strata.engine.device_sampling import DeviceSampler
-from strata.engine.device_stage import load_device_stage
+from strata.engine.device_stage import connect, load_device_stage
 from strata.engine.families import ModelConfig
 from strata.engine.pipeline import Pipeline
 from strata.engine.stage import StageMemory
@@ -54,6 +54,7 @@ def assemble_on_devices(
     models: list[tuple[str, Any]] = []  # what leaves the last stage is for the DeviceSampler alone
     for name, span, device in zip(names, spans, devices, strict=True):
         models.append((name, load_device_stage(device, file, config, span, facts, packed, planner(settings, file, config).kv)))
+    connect([model for _, model in models])
     engine = Pipeline(models, facts, cast(Any, DeviceSampler(models[-1][1].ops)))
     engine.memory = tuple(
         StageMemory(device.info.name, each.weights, facts.num_pages * each.page, each.work + each.graphs, device.info.pci_id)

@@ -2,11 +2,13 @@
 
 A decode window is padded to buckets (graphs.py). Pad rows write to a page of their own, which no table names. Buckets size grids and
 choose graphs; no row's bits depend on them. Nothing is allocated while windows run, and nothing waits but what reads a window's result.
+Between stages rows go through hop.py; ``connect`` joins the stages of an engine before their first window.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from strata.devices.base import Buffer, Device, Graph, HostArray, Stream
 from strata.engine.families import ModelConfig
 from strata.engine.graphs import ROW_BUCKETS, GraphCache, context_bucket, num_graphs, row_bucket, row_buckets
-from strata.engine.hidden_port import HiddenPort
+from strata.engine.hop import Hop, Parcel, fault_of
 from strata.engine.kernel_ops import HEAD_ROWS, KernelOps, WindowSizes, Workspace, kernels_of
 from strata.engine.kernel_weights import DeviceLayer, WeightLoader
 from strata.engine.rope import Rope
@@ -60,20 +62,46 @@ class DeviceStage:
         widest = Fields(max(ROW_BUCKETS[-1], facts.chunk), ROW_BUCKETS[-1], pages + SPLIT // facts.page_tokens, self._pairs)
         self._sender = WindowSender(ops.device, ops.stream, widest.words)
         self.graphs = GraphCache(num_graphs(facts.max_rows, facts.context))
-        is_whole = weights.embedding is not None and weights.output is not None
-        self._port = None if is_whole else HiddenPort(ops.device, ops.stream, ops.space.hidden)
+        self.outbound: Hop | None = None
+        self._begun, self._ended = ops.device.timed_event(), ops.device.timed_event()
+        self._last: Parcel | None = None
 
-    def forward(self, window: Window, hidden: Floats | None) -> Floats | LogitsOnDevice:
-        """Hidden rows float32 [rows, width], or on the last stage logits: on the device, or an array for prompt logprobs."""
+    def forward(self, window: Window, arrived: Parcel | None) -> Parcel | Floats | LogitsOnDevice:
+        """A parcel for the next stage, or on the last one logits: on the device, or an array for prompt logprobs."""
         count = sum(len(segment.tokens) for segment in window.segments)
-        if hidden is not None:
-            assert self._port is not None
-            self._port.send(hidden)
+        parcel = self._begin(arrived)
         result = self._decode(window, count) if window.kind == "decode" else self._prompt(window, count)
-        if result is None:
-            assert self._port is not None
-            return self._port.fetch(count)
+        if parcel is not None:
+            parcel.hop.send(parcel, self.ops.space.hidden.rows(0, count), self.ops.stream)
+            return parcel
+        assert result is not None
         return result
+
+    def _begin(self, arrived: Parcel | None) -> Parcel | None:
+        """Rows in; the time from here on is this stage's. The parcel for what goes out, None on the last stage."""
+        stream = self.ops.stream
+        if arrived is not None:
+            stream.wait(arrived.place.filled)
+        parcel = None if self.outbound is None else self.outbound.begin(stream)
+        if parcel is None:
+            stream.record(self._begun)
+        if arrived is not None:
+            arrived.hop.receive(arrived, self.ops.space.hidden, stream)
+        self._last = parcel
+        return parcel
+
+    def timer(self) -> Callable[[], float]:
+        """See stage.DeviceModel."""
+        return self._wait_for_end if self._last is None else self._last.seconds
+
+    def _wait_for_end(self) -> float:
+        self.ops.stream.record(self._ended)
+        self._ended.synchronize()
+        return self.ops.device.seconds_between(self._begun, self._ended)
+
+    def check(self) -> None:
+        """See stage.DeviceModel."""
+        self.ops.stream.synchronize()
 
     def _send(self, window: Window, fields: Fields, context: int) -> WindowRows:
         self._sender.send(window, fields, self._rope, scratch_page=self.ops.pages.data.shape[0] - 1)
@@ -174,6 +202,16 @@ def build_stage(
     seconds = device.compile(list(kernels_of(config, shape, weights.layers, ends, counts)))
     log.info("kernels for %s: %.1f s to compile, or to find in the cache", device.info.name, seconds)
     return DeviceStage(KernelOps(device, config, pages, space, stream), weights, rope, facts)
+
+
+def connect(stages: Sequence[DeviceStage], peer_copy: bool = False) -> None:
+    """Hops between neighbours; with ``peer_copy`` direct ones where a test at this moment gets every byte across."""
+    for number, (sender, receiver) in enumerate(zip(stages, stages[1:])):
+        source, target, hidden = sender.ops.device, receiver.ops.device, sender.ops.space.hidden
+        fault = fault_of(source, target, hidden.nbytes) if peer_copy else "peer_copy is off"
+        way = f"by way of host memory ({fault})" if fault else "directly"
+        log.log(logging.WARNING if peer_copy and fault else logging.INFO, "rows go from stage %d to stage %d %s", number, number + 1, way)
+        sender.outbound = Hop(source, target, (hidden.shape[0], hidden.shape[1]), direct=not fault)
 
 
 def load_weights(loader: WeightLoader, config: ModelConfig, span: range) -> StageWeights:

@@ -2,10 +2,13 @@
 
 Theory. Each stage has a thread and a queue; a window's hidden states go from queue to queue, so several windows are in flight at
 once, one in each stage, and never overtake each other. The last stage turns logits into picks. Queues are unbounded on purpose: how
-many windows are in flight is the slot machine's decision, and it waits for every one of them.
+many windows are in flight is the slot machine's decision, and it waits for every one of them. On devices a thread only enqueues, and
+the streams wait for each other (hop.py); the last stage's thread alone waits for a window's end, and then knows what each stage took.
 
 Failure rules. An exception belongs to the window it struck: that one is reported with the stage's name and the cause (an
-allocation that failed, too), the others go on. What breaks a thread itself (an exception out of ``deliver``, an interpreter shutting
+allocation that failed, too), the others go on. An error of a device may come to light in a later stage than the one that made it: the
+first stage whose device reports one is named. A device that is lost ends the engine, for no window on it would end otherwise. What breaks
+a thread itself (an exception out of ``deliver``, an interpreter shutting
 down) ends the engine: one ``EngineFailed`` without windows, after which nothing is delivered. Work given to an engine that has ended
 is dropped: the listener knows.
 """
@@ -17,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from strata.devices.base import DeviceError, DeviceLost
 from strata.engine.stage import Clock, Hidden, Stage, StageMemory, StageModel, StageTimes, Work
 from strata.messages import CopyDone, EngineEvent, EngineFacts, EngineFailed, PageCopy, SegmentResult, Window, WindowDone
 
@@ -91,9 +95,12 @@ class Pipeline:
         try:
             stage.serve(lambda work: self._handle(index, work))
         except BaseException as error:
-            log.exception("%s has ended", stage.name)
-            if self._end() and self._deliver is not None:
-                self._deliver(EngineFailed(f"{stage.name}: {describe(error)}"))
+            self._die(stage, error)
+
+    def _die(self, stage: Stage, error: BaseException) -> None:
+        log.exception("%s has ended", stage.name)
+        if self._end() and self._deliver is not None:
+            self._deliver(EngineFailed(f"{stage.name}: {describe(error)}"))
 
     def _handle(self, index: int, work: Work) -> None:
         if self._ended.is_set():
@@ -117,11 +124,29 @@ class Pipeline:
             if index + 1 == len(self.stages):
                 assert work.data is not None
                 results = self._sample(window, work.data)
+            work.timers += (stage.timer(self._clock() - started),)
+            return None if results is None else WindowDone(window.id, results, *self._seconds(work))
         except Exception as error:
-            log.exception("%s: window %d failed", stage.name, window.id)
-            return EngineFailed(f"{stage.name}: {describe(error)}", (window.id,))
-        work.seconds += (self._clock() - started,)
-        return None if results is None else WindowDone(window.id, results, sum(work.seconds), work.seconds)
+            return self._window_failed(index, window, error)
+
+    def _seconds(self, work: Work) -> tuple[float, tuple[float, ...]]:
+        """What a window that has left the last stage took: in all, and each stage."""
+        seconds = tuple([timer() for timer in reversed(work.timers)][::-1])  # the last stage's waits for all
+        for stage, one in zip(self.stages, seconds, strict=True):
+            if stage.is_device:
+                stage.account(one)
+        return sum(seconds), seconds
+
+    def _window_failed(self, index: int, window: Window, error: Exception) -> EngineEvent | None:
+        """None where the engine has ended with it."""
+        stage = self.stages[index]
+        if isinstance(error, DeviceError):
+            stage = next((earlier for earlier in self.stages[:index] if earlier.is_broken()), stage)
+        if isinstance(error, DeviceLost):
+            self._die(stage, error)
+            return None
+        log.exception("%s: window %d failed", stage.name, window.id)
+        return EngineFailed(f"{stage.name}: {describe(error)}", (window.id,))
 
     def _run_copy(self, index: int, work: Work, copy: PageCopy) -> EngineEvent | None:
         """One stage of a copy. After a failure it passes the other stages untouched, so that its end is still reported in order."""
@@ -129,6 +154,9 @@ class Pipeline:
         try:
             if not work.error:
                 stage.copy(copy)
+        except DeviceLost as error:
+            self._die(stage, error)
+            return None
         except Exception as error:
             log.exception("%s: copy %d failed", stage.name, copy.id)
             work.error = f"{stage.name}: {describe(error)}"

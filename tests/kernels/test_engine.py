@@ -6,7 +6,7 @@ Logits differ from the CPU's because activations, keys and values are int8: for 
 import numpy as np
 import pytest
 
-from strata.engine.device_stage import LogitsOnDevice, load_device_stage
+from strata.engine.device_stage import LogitsOnDevice, connect, load_device_stage
 from strata.engine.numpy_ops import NumpyOps
 from strata.errors import ModelError
 from strata.messages import EngineFacts, Window
@@ -29,6 +29,7 @@ class DeviceStages(Stages):
             load_device_stage(device, self.file, self.config, range(start, stop), FACTS, kv=kv)
             for device, start, stop in zip(self.devices, edges, edges[1:])
         ]
+        connect(self.models)
 
     def run(self, window):
         """As Stages.run; logits that stayed on the device are fetched."""
