@@ -2,14 +2,16 @@
 //
 //   hidden[row] += delta[row]                        where ADD, in place
 //   y = hidden[row] / sqrt(mean(hidden^2) + eps) * gamma, quantised into codes and meta (activations.cuh), padding included
-// One block of 256 threads per output row i; row = rows[i], so that the last norm takes the rows that need logits alone.
+//   floats[row] = y                                  where FLOATS: for a draft block, which takes hidden rows as they are
+// One block of 256 threads per output row i; row = rows[i], so that the last norm takes the rows that need logits alone. Where ADD, no row
+// is named twice.
 // Order of the sum of squares: thread t adds elements t, t + 256, ...; then block_sum.
 #include "strata.cuh"
 #include "activations.cuh"
 
-template <bool ADD>
+template <bool ADD, bool FLOATS = false>
 __global__ void __launch_bounds__(256) rms_norm(const int* rows, float* hidden, const float* delta, const float* gamma, float eps,
-                                                int columns, int width, i8* codes, u32* meta) {
+                                                int columns, int width, i8* codes, u32* meta, float* floats) {
   struct Shared { float per_warp[8]; };
   SHARED(Shared, shared);
   i64 from = (i64)rows[blockIdx.x] * columns, to = blockIdx.x;
@@ -23,6 +25,7 @@ __global__ void __launch_bounds__(256) rms_norm(const int* rows, float* hidden, 
   for (int group = warp_id(); group < width / 32; group += num_warps()) {
     int i = 32 * group + lane_id();
     float y = i < columns ? hidden[from + i] * scale * gamma[i] : 0.0f;
+    if (FLOATS && i < columns) floats[from + i] = y;
     quantize_group(y, codes + to * width + 32 * group, meta + (to * (width / 32) + group) * 2);
   }
 }

@@ -7,6 +7,8 @@
 // penalties float32 [rows, 3]: repetition, frequency, presence.   entries: first_entry int32 [rows + 1] into
 //   entry_ints int32 [n, 3]: token (each at most once a row), times generated, 1 if seen in prompt or answer; entry_bias float32 [n].
 // picks int32 [rows]: the token, or -1 for a row whose largest logit is NaN or infinite.
+// DRAFT: logits are of the tokens vocabulary[0], vocabulary[1], ... (int32 [vocab]; entries name places in it), whose noise is drawn; and
+//   sure float32 [rows]: the softmax of the adjusted logits at the pick, 0 for a broken row.
 // top_p sums probabilities as integers of 2^-44, so the sum has no order.
 #include "strata.cuh"
 #include "philox.cuh"
@@ -21,6 +23,7 @@ struct Best { double score; int id, bad; };
 struct SampleMemory {
   Selection selection;
   Best of_warp[WARPS];
+  float per_warp[WARPS];
   u64 total;
 };
 
@@ -78,10 +81,12 @@ __device__ __forceinline__ u64 cut_of(const float* values, int vocab, float best
   return cut;
 }
 
+template <bool DRAFT>
 __global__ void __launch_bounds__(THREADS, 1) sample(
     const float* logits, float* adjusted, int vocab, const double* real, const float* ln_min_p, const u32* whole, const float* penalties,
-    const int* first_entry, const int* entry_ints, const float* entry_bias, int* picks) {
+    const int* first_entry, const int* entry_ints, const float* entry_bias, const int* vocabulary, int* picks, float* sure) {
   SHARED(SampleMemory, shared);
+  auto token_of = [vocabulary](int i) { return DRAFT ? vocabulary[i] : i; };
   i64 row = blockIdx.x;
   int first = first_entry[row], entries = first_entry[row + 1] - first;
   const float* values = adjust(logits + row * vocab, adjusted + row * vocab, vocab, penalties + 3 * row, entry_ints + 3 * first,
@@ -95,6 +100,7 @@ __global__ void __launch_bounds__(THREADS, 1) sample(
   float top = values[best.id];
   if (best.bad || top == INFINITY || top == -INFINITY) {
     if (threadIdx.x == 0) picks[row] = -1;
+    if (DRAFT && threadIdx.x == 0) sure[row] = 0.0f;
     return;
   }
   const u32* w = whole + 5 * row;
@@ -103,17 +109,23 @@ __global__ void __launch_bounds__(THREADS, 1) sample(
     u64 cut = cut_of(values, vocab, top, w[4], real[2 * row + 1], shared);
     float least = top + ln_min_p[row];
     // Noise is bounded: a token that cannot reach the total of the likeliest one even with the largest noise is passed over.
-    double reach = temperature * ((double)top / temperature + gumbel(philox_first(w[3], best.id, w[1], 0, w[0], w[2])) - NOISE_MAX);
+    double reach = temperature * ((double)top / temperature + gumbel(philox_first(w[3], token_of(best.id), w[1], 0, w[0], w[2])) - NOISE_MAX);
     reach -= 1e-9 * (1.0 + fabs(reach));
     Best drawn = {0.0, -1, 0};
     for (int i = threadIdx.x; i < vocab; i += THREADS) {
       float value = values[i];
       if ((double)value >= reach && value >= least && rank_of(value, i) >= cut)
-        drawn = better(drawn, Best{(double)value / temperature + gumbel(philox_first(w[3], i, w[1], 0, w[0], w[2])), i, 0});
+        drawn = better(drawn, Best{(double)value / temperature + gumbel(philox_first(w[3], token_of(i), w[1], 0, w[0], w[2])), i, 0});
     }
     best = block_best(drawn, shared.of_warp);
   }
-  if (threadIdx.x == 0) picks[row] = best.id;
+  if (threadIdx.x == 0) picks[row] = token_of(best.id);
+  if (DRAFT) {
+    float total = 0.0f;
+    for (int i = threadIdx.x; i < vocab; i += THREADS) total += expf(values[i] - top);
+    total = block_sum(total, shared.per_warp);
+    if (threadIdx.x == 0) sure[row] = expf(values[best.id] - top) / total;
+  }
 }
 
 // Natural log of the softmax of raw logits at tokens[row] (none where negative), and the best alternatives, ordered, equal ones by id.

@@ -58,14 +58,23 @@ def instances() -> dict[str, list[str]]:
     many += [f"matmul_parts<{q}, {v}, none, {tiles}>" for q, v in MIXED for tiles in (1, 2, 3, 4)]
     many += [f"matmul_swiglu_parts<{q}, {v}, {tiles}>" for q, v in MIXED[:1] for tiles in (1, 2, 3, 4)]
     kinds = ("", ", true")  # of pages: int8, fp16
+    experts = [entry for layout in integer for lanes in (16, 32) for entry in (
+        f"expert_swiglu<{layout}, {layout}, {lanes}>", f"expert_down<{layout}, {lanes}>",
+    )]  # fmt: skip
+    experts += [entry for layout in LAYOUTS for tiles in (1, 2, 3, 4) for entry in (
+        f"grouped_swiglu<{layout}, {layout}, {tiles}>", f"grouped_down<{layout}, {tiles}>",
+    )]  # fmt: skip
     return {
         "matvec": few,
         "matmul": many,
         "attention": [f"attention<{dim}, {tiles}{end}>" for end in kinds for dim in HEADS for tiles in (1, 2)],
         "store_heads": [f"store_heads<{dim}{end}>" for end in kinds for dim in HEADS],
-        "rms_norm": ["rms_norm<false>", "rms_norm<true>"],
+        "rms_norm": ["rms_norm<false>", "rms_norm<true>", "rms_norm<true, true>"],
+        "route": ["route<1>", "route<8>", "group_visits"],
+        "experts": [*experts, "fold_visits"],
+        "draft": ["join_norms", "move_rows"],
         "embed": [f"embed<{layout}>" for layout in LAYOUTS],
-        "sample": ["sample", "logprobs"],
+        "sample": ["sample<false>", "sample<true>", "logprobs"],
         "add": ["add"],
         "intrinsics": ["intrinsics"],
     }

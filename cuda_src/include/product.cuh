@@ -31,15 +31,16 @@ __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
 // Ends a block that has the products of 64 interleaved rows in shared memory, gate (even) and up (odd) of 32 neighbouring
 // outputs: hidden = silu(gate) * up, quantised. tile: [columns][64]. Biases: null, or one for each output, ``stride`` apart.
+// Column c is output row places[c], or without places first + c; those from count on are not stored.
 template <int COLUMNS>
 __device__ __forceinline__ void swiglu_tile(const float (&tile)[COLUMNS][64], const float* gate_bias, const float* up_bias, int stride, int first,
-                                            int count, i8* codes, u32* meta, int width) {
+                                            int count, i8* codes, u32* meta, int width, const int* places = nullptr) {
   int lane = lane_id(), output = blockIdx.x * 32 + lane;
   for (int column = warp_id(); column < COLUMNS && first + column < count; column += num_warps()) {
     float gate = tile[column][2 * lane], up = tile[column][2 * lane + 1];
     if (gate_bias) gate += gate_bias[stride * output];
     if (up_bias) up += up_bias[stride * output];
-    i64 row = first + column;
+    i64 row = places ? places[column] : first + column;
     quantize_group(silu(gate) * up, codes + row * width + blockIdx.x * 32, meta + (row * (width / 32) + blockIdx.x) * 2);
   }
 }

@@ -24,11 +24,11 @@ def kernel_name(layout: str, count: int, swiglu: bool = False) -> KernelName:
     return KernelName("matmul", f"matmul{'_swiglu' if swiglu else ''}<{layout}, {tiles_for(count)}>")
 
 
-def matmul(device: Device, matrix: Matrix, x: Activations, y: Buffer, stream: Stream, first: int = 0) -> None:
-    """``y`` float32 [count, any], its columns from ``first`` on = x W^T + bias, any number of rows from 1."""
-    output = check_output("matmul", matrix, x, y, first)
+def matmul(device: Device, matrix: Matrix, x: Activations, y: Buffer, stream: Stream) -> None:
+    """``y`` float32 [count, rows] = x W^T + bias, any number of rows from 1."""
+    check_output("matmul", matrix, x, y)
     grid = (ceil_div(matrix.rows, TILE_ROWS), ceil_div(x.count, TILE * tiles_for(x.count)), 1)
-    arguments = [*matrix.arguments(), x.codes, x.meta, int32(x.count), *matrix.bias_arguments(), *output]
+    arguments = [*matrix.arguments(), x.codes, x.meta, int32(x.count), *matrix.bias_arguments(), y]
     device.launch(Launch(kernel_name(matrix.layout, x.count), grid, THREADS), arguments, stream)
 
 
@@ -51,9 +51,9 @@ def linear_name(layout: str, count: int, swiglu: bool = False) -> KernelName:
     return (few.kernel_name if uses_matvec(layout, count) else kernel_name)(layout, count, swiglu)
 
 
-def linear(device: Device, matrix: Matrix, x: Activations, y: Buffer, stream: Stream, first: int = 0) -> None:
-    """``y`` float32 [count, any], its columns from ``first`` on = x W^T + bias."""
-    (few.matvec if uses_matvec(matrix.layout, x.count) else matmul)(device, matrix, x, y, stream, first)
+def linear(device: Device, matrix: Matrix, x: Activations, y: Buffer, stream: Stream) -> None:
+    """``y`` float32 [count, rows] = x W^T + bias."""
+    (few.matvec if uses_matvec(matrix.layout, x.count) else matmul)(device, matrix, x, y, stream)
 
 
 def linear_swiglu(device: Device, matrix: Matrix, x: Activations, out: Activations, stream: Stream) -> None:

@@ -41,21 +41,20 @@ def check_swiglu(kernel: str, matrix: Matrix, x: Activations, out: Activations) 
     Shapes(kernel).require(fits, f"{matrix.rows} gate and up rows, {x.count} x {out.columns} outputs")
 
 
-def check_output(kernel: str, matrix: Matrix, x: Activations, y: Buffer, first: int) -> list[Buffer | np.int32]:
-    """The output's arguments: ``y`` float32 [count, any], of which columns ``first`` and on are written. Raises TypeError."""
+def check_output(kernel: str, matrix: Matrix, x: Activations, y: Buffer) -> Shapes:
+    """Raises TypeError unless ``y`` is float32 [count, rows]."""
     check_product(kernel, matrix, x)
-    shapes = Shapes(kernel, count=x.count)
-    shapes.match("y", y, np.float32, "count", "columns")
-    shapes.require(0 <= first <= y.shape[1] - matrix.rows, f"{matrix.rows} columns from {first} on in y of {y.shape[1]}")
-    return [y, int32(y.shape[1]), int32(first)]
+    shapes = Shapes(kernel)
+    shapes.match("y", y, np.float32, x.count, matrix.rows)
+    return shapes
 
 
-def matvec(device: Device, matrix: Matrix, x: Activations, y: Buffer, stream: Stream, first: int = 0) -> None:
-    """``y`` float32 [count, any], its columns from ``first`` on = x W^T + bias, 1 to 8 rows."""
-    output, shapes = check_output("matvec", matrix, x, y, first), Shapes("matvec")
+def matvec(device: Device, matrix: Matrix, x: Activations, y: Buffer, stream: Stream) -> None:
+    """``y`` float32 [count, rows] = x W^T + bias, 1 to 8 rows."""
+    shapes = check_output("matvec", matrix, x, y)
     shapes.require(1 <= x.count <= MAX_COUNT, f"1 to {MAX_COUNT} rows, not {x.count}")
     launch = Launch(kernel_name(matrix.layout, x.count), (ceil_div(matrix.rows, TILE_ROWS), 1, 1), THREADS)
-    device.launch(launch, [*matrix.arguments(), x.codes, x.meta, int32(x.count), *matrix.bias_arguments(), *output], stream)
+    device.launch(launch, [*matrix.arguments(), x.codes, x.meta, int32(x.count), *matrix.bias_arguments(), y], stream)
 
 
 def matvec_swiglu(device: Device, matrix: Matrix, x: Activations, out: Activations, stream: Stream) -> None:

@@ -12,7 +12,7 @@ from strata.devices.base import Buffer, Device, HostArray, KernelName, Launch, S
 from strata.kernels.check import Shapes, int32
 from strata.request import Sampling
 
-PICK, LOGPROBS = KernelName("sample", "sample"), KernelName("sample", "logprobs")
+PICK, DRAFT, LOGPROBS = (KernelName("sample", entry) for entry in ("sample<false>", "sample<true>", "logprobs"))
 THREADS = 512
 GREEDY_BELOW = 1e-5  # as the CPU's sampling: what cannot turn a choice but could overflow the division
 
@@ -94,8 +94,21 @@ def put_choices(device: Device, choices: Choices, stream: Stream) -> DeviceChoic
     return DeviceChoices(*buffers)
 
 
-def sample(device: Device, logits: Buffer, scratch: Buffer, choices: DeviceChoices, picks: Buffer, stream: Stream) -> None:
-    """``picks`` int32 [rows] from ``logits`` float32 [rows, vocab], which stay; ``scratch`` of the same shape. -1: a broken row."""
+@dataclass(frozen=True, slots=True)
+class DraftHead:
+    """What a draft's pick has besides. ``vocabulary`` int32 [vocab]: the token of each logit; ``sure`` float32 [rows]: its probability."""
+
+    vocabulary: Buffer
+    sure: Buffer
+
+
+def sample(
+    device: Device, logits: Buffer, scratch: Buffer, choices: DeviceChoices, picks: Buffer, stream: Stream, draft: DraftHead | None = None
+) -> None:
+    """``picks`` int32 [rows] from ``logits`` float32 [rows, vocab], which stay; ``scratch`` of the same shape. -1: a broken row.
+
+    With ``draft`` the entries of ``choices`` name places in its vocabulary, the picks are tokens, and their noise is the tokens' own.
+    """
     shapes = Shapes("sample")
     shapes.match("logits", logits, np.float32, "rows", "vocab")
     shapes.match("scratch", scratch, np.float32, "rows", "vocab")
@@ -107,8 +120,13 @@ def sample(device: Device, logits: Buffer, scratch: Buffer, choices: DeviceChoic
     shapes.match("entry_ints", choices.entry_ints, np.int32, "entries", 3)
     shapes.match("entry_bias", choices.entry_bias, np.float32, "entries")
     shapes.match("picks", picks, np.int32, "rows")
-    arguments = [logits, scratch, int32(shapes["vocab"]), *(getattr(choices, field.name) for field in fields(choices)), picks]
-    device.launch(Launch(PICK, (shapes["rows"], 1, 1), THREADS), arguments, stream)
+    if draft is not None:
+        shapes.match("vocabulary", draft.vocabulary, np.int32, "vocab")
+        shapes.match("sure", draft.sure, np.float32, "rows")
+    vocabulary, sure = (picks, logits) if draft is None else (draft.vocabulary, draft.sure)
+    requests = [getattr(choices, field.name) for field in fields(choices)]
+    arguments = [logits, scratch, int32(shapes["vocab"]), *requests, vocabulary, picks, sure]
+    device.launch(Launch(PICK if draft is None else DRAFT, (shapes["rows"], 1, 1), THREADS), arguments, stream)
 
 
 def logprobs(

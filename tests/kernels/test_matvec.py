@@ -92,19 +92,6 @@ def test_a_row_has_the_same_bits_alone_and_in_any_company(one_bench, rng, layout
             assert np.isnan(np.delete(got, place, axis=0)).all()
 
 
-@pytest.mark.parametrize("count", [2, 9])
-def test_a_product_can_be_a_part_of_wider_rows(one_bench, rng, count):
-    bench = one_bench
-    matrix = put(bench, weights(rng, "flat8", 20, 64))
-    x, *_ = put_activations(bench, rng.standard_normal((count, 64)).astype(np.float32))
-    alone, joined = bench.empty((count, 20)), bench.empty((count, 50))
-    linear(bench.device, matrix, x, alone, bench.stream)
-    linear(bench.device, matrix, x, joined, bench.stream, first=7)
-    got = bench.get(joined)
-    np.testing.assert_array_equal(got[:, 7:27], bench.get(alone))
-    assert np.isnan(got[:, :7]).all() and np.isnan(got[:, 27:]).all()
-
-
 def test_packed_and_nibbles_give_the_same_bits(one_bench, rng):
     tensor = weights(rng, "odd4", 16, 768)
     format = BY_NAME["IQ3_S"]
@@ -169,7 +156,7 @@ def test_wrong_shapes_are_refused_by_name(one_bench, rng):
     other, *_ = put_activations(bench, np.ones((2, 128), np.float32))
     for bad, y, message in [
         (x, bench.empty((3, 64)), "y must be"), (other, bench.empty((2, 64)), "128 activations per row for 64"),
-        (x, bench.empty((2, 63)), "64 columns from 0 on in y of 63"),
+        (x, bench.empty((2, 63)), "y must be"),
         (x, bench.empty((2, 64), np.float64), "y must be float32"),
     ]:  # fmt: skip
         with pytest.raises(TypeError, match=message):

@@ -33,14 +33,13 @@ def test_parts_are_what_single_launches_give(bench, rng, layouts, counts):
     rows = sum(tensor.rows for tensor in tensors)
     for count in counts:
         x, *_ = put_activations(bench, rng.standard_normal((count, COLUMNS)).astype(np.float32))
-        together, apart, first = bench.empty((count, rows)), bench.empty((count, rows)), 0
+        together, apart = bench.empty((count, rows)), [bench.empty((count, matrix.rows)) for matrix in matrices]
         linear_parts(bench.device, matrices, x, together, bench.stream)
-        for matrix in matrices:
-            linear(bench.device, matrix, x, apart, bench.stream, first)
-            first += matrix.rows
+        for matrix, y in zip(matrices, apart):
+            linear(bench.device, matrix, x, y, bench.stream)
         got = bench.get(together)
         assert np.isfinite(got).all()
-        np.testing.assert_array_equal(got, bench.get(apart))
+        np.testing.assert_array_equal(got, np.concatenate([bench.get(y) for y in apart], axis=1))
 
 
 @pytest.mark.parametrize("count", [1, 3, 12])

@@ -15,21 +15,6 @@ pytestmark = pytest.mark.cxx
 f32 = np.float32
 
 
-def norm_twin(x, gamma, eps):
-    """float32 [rows, columns], in the order of rms_norm.cu: 256 strided sums, a tree over lanes, warps one after the other."""
-    columns = x.shape[1]
-    squares = np.zeros((len(x), -(-columns // 256) * 256), f32)
-    squares[:, :columns] = x * x
-    threads = np.zeros((len(x), 256), f32)
-    for step in squares.reshape(len(x), -1, 256).swapaxes(0, 1):
-        threads += step
-    total = np.zeros(len(x), f32)
-    for warp in twins.tree(threads.reshape(len(x), 8, 32)).T:
-        total += warp
-    scale = f32(1) / np.sqrt(total / f32(columns) + f32(eps))
-    return x * scale[:, None] * gamma
-
-
 @pytest.mark.parametrize("columns", [64, 576, 1000])
 @pytest.mark.parametrize("added", [False, True])
 def test_the_norm_is_the_twin_to_the_bit(bench, rng, columns, added):
@@ -38,7 +23,7 @@ def test_the_norm_is_the_twin_to_the_bit(bench, rng, columns, added):
     hidden, out = bench.put(x), allocate_activations(bench.device, 3, columns)
     rms_norm(bench.device, bench.put(rows), hidden, bench.put(delta) if added else None, bench.put(gamma), 1e-5, out, bench.stream)
     summed = x + delta if added else x
-    codes, meta = twins.quantize(norm_twin(summed[rows], gamma, 1e-5))
+    codes, meta = twins.quantize(twins.rms_norm(summed[rows], gamma, 1e-5))
     np.testing.assert_array_equal(bench.get(out.codes), codes)
     np.testing.assert_array_equal(bench.get(out.meta), meta)
     x[rows] = summed[rows]

@@ -66,3 +66,18 @@ def product(tensor, codes, meta):
             factor = offsets[None, :, group] * activation[:, None, group]
             chains[..., chain] = fma(factor, np.broadcast_to(sums[:, None, group], factor.shape), chains[..., chain])
     return tree(chains)
+
+
+def rms_norm(x, gamma, eps):
+    """float32 [rows, columns], in the order of rms_norm.cu: 256 strided sums, a tree over lanes, warps one after the other."""
+    columns = x.shape[1]
+    squares = np.zeros((len(x), -(-columns // 256) * 256), f32)
+    squares[:, :columns] = x * x
+    threads = np.zeros((len(x), 256), f32)
+    for step in squares.reshape(len(x), -1, 256).swapaxes(0, 1):
+        threads += step
+    total = np.zeros(len(x), f32)
+    for warp in tree(threads.reshape(len(x), 8, 32)).T:
+        total += warp
+    scale = f32(1) / np.sqrt(total / f32(columns) + f32(eps))
+    return x * scale[:, None] * gamma
