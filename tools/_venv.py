@@ -27,6 +27,24 @@ def say(text: str) -> None:
     print(f"strata: {text}", file=sys.stderr, flush=True)
 
 
+def take_wheels(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The folder of --wheels, and the other arguments. Raises Problem without a folder's name, or where there is none."""
+    wheels, rest, words = None, [], list(arguments)
+    while words:
+        word = words.pop(0)
+        if word == "--wheels" and (not words or words[0].startswith("-")):
+            raise Problem("--wheels needs a value: the folder with the wheels")
+        if word == "--wheels":
+            wheels = words.pop(0)
+        elif word.startswith("--wheels="):
+            wheels = word.partition("=")[2]
+        else:
+            rest.append(word)
+    if wheels is not None and not os.path.isdir(wheels):
+        raise Problem(f"--wheels {wheels}: there is no such folder")
+    return wheels, rest
+
+
 def require_python() -> None:
     if sys.version_info < OLDEST:
         found = ".".join(str(part) for part in sys.version_info[:3])

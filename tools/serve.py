@@ -7,31 +7,29 @@ what they need too and serves on them (--device cpu keeps to the processors). St
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from typing import Any
 
 from _gpu import find_extra
 from _model import ensure_model, model_path
-from _venv import ROOT, Problem, Venv, require_python, say
+from _venv import ROOT, Problem, Venv, require_python, say, take_wheels
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--wheels")
-    own, flags = parser.parse_known_args(arguments)
     try:
         require_python()
+        wheels, flags = take_wheels(arguments)
         loaded = asked_for(flags)
         if loaded is None:
             return 0
+        check_files(loaded)
         venv = Venv()
         extras, flags = choose_device(loaded, flags)
-        flags = install(venv, extras, own.wheels, loaded, flags)
+        flags = install(venv, extras, wheels, loaded, flags)
         model = os.path.abspath(loaded.settings.model) if loaded.settings.model else ""
         if model in ("", os.path.abspath(model_path(ROOT))):
-            path = ensure_model(venv, own.wheels)
+            path = ensure_model(venv, wheels)
             flags = flags if model else ["--model", str(path), *flags]
         return venv.run(["-m", "strata.server", *flags])
     except Problem as problem:
@@ -59,6 +57,15 @@ def asked_for(flags: list[str]) -> Any:
         print(f"{__doc__}\nThe server's flags:\n\n{help_text()}")
         return None
     return loaded
+
+
+def check_files(loaded: Any) -> None:
+    """Raises Problem for a file that is named and not there: nobody should wait for packages to be told so."""
+    for name in ("model", "api_key_file"):
+        path = getattr(loaded.settings, name)
+        fetched = os.path.abspath(model_path(ROOT))  # fetched where it is missing
+        if path is not None and os.path.abspath(path) != fetched and not os.path.isfile(path):
+            raise Problem(f"{loaded.origins[name]}: there is no file {path}")
 
 
 def choose_device(loaded: Any, flags: list[str]) -> tuple[tuple[str, ...], list[str]]:

@@ -6,28 +6,26 @@ Makes .venv, installs the server's and the tests' packages, fetches the model th
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 
 from _model import ensure_model
-from _venv import ROOT, Problem, Venv, require_python, say
+from _venv import ROOT, Problem, Venv, require_python, say, take_wheels
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--wheels")
-    parser.add_argument("--no-model", action="store_true")
-    own, rest = parser.parse_known_args(arguments)
-    if "--help" in rest or "-h" in rest:
+    if "--help" in arguments or "-h" in arguments:
         print(__doc__)
         return 0
     try:
         require_python()
+        wheels, rest = take_wheels(arguments)
         venv = Venv()
-        venv.ensure(extras=("test",), wheels=own.wheels)
-        if not own.no_model:
-            ensure_model(venv, own.wheels)
+        venv.ensure(extras=("test",), wheels=wheels)
+        if "--no-model" in rest:
+            rest.remove("--no-model")
+        else:
+            ensure_model(venv, wheels)
         os.chdir(ROOT)
         return venv.run(["-m", "pytest", *rest])
     except Problem as problem:

@@ -142,7 +142,10 @@ class Settings:
     )
     max_body_mib: int = row(Integer(1, 1024), 32, NETWORK, "Largest request body (413).", unit="MiB")
     header_timeout_s: float = row(Number(0.1, _DAY), 10.0, NETWORK, "Time a client has for a request's head (408).", unit="seconds")
-    body_timeout_s: float = row(Number(0.1, _DAY), 30.0, NETWORK, "Longest pause within a request's body (408).", unit="seconds")
+    body_timeout_s: float = row(
+        Number(0.1, _DAY), 30.0, NETWORK, "Longest pause within a request's body; all of it has a second more for each 8 KiB (408).",
+        unit="seconds",
+    )
     write_timeout_s: float = row(
         Number(0.1, _DAY), 60.0, NETWORK, "Time a client may leave its answer unread; then its request is cancelled.", unit="seconds"
     )

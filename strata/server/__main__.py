@@ -27,6 +27,9 @@ def main() -> int:
     if sys.stderr is not None:
         # A model file that is cut short or overwritten while it is mapped ends the process by a signal: let the log say where.
         faulthandler.enable()
+    if loaded.mode != "serve" and hasattr(signal, "SIGPIPE"):
+        # What only prints ends like any program when its reader does (--help | head), not with a traceback.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if loaded.mode == "help":
         print(help_text())
     elif loaded.mode == "version":

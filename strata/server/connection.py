@@ -17,9 +17,9 @@ from typing import Protocol, cast
 import h11
 
 from strata.errors import EngineError, RequestTimeout, StrataError
+from strata.server.body import Body
 from strata.server.exchange import Exchange, Headers
 from strata.server.head import (
-    body_too_large,
     check_body_head,
     check_raw_head,
     http_date,
@@ -63,8 +63,7 @@ class Connection(asyncio.Protocol):
         # Reading.
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.header_bytes)
         self._reader = Reader(self._h11)
-        self._body: list[bytes] = []
-        self._body_size = 0
+        self._body = Body(limits, self._loop.time)
         self._is_advancing = False
         # The phase and its timer.
         self._phase = ""
@@ -165,7 +164,7 @@ class Connection(asyncio.Protocol):
             if isinstance(event, h11.Request):
                 self._on_request(event)
             elif isinstance(event, h11.Data):
-                self._on_data(bytes(event.data))
+                self._body.take(bytes(event.data))
             else:
                 self._on_body_end()
         except h11.RemoteProtocolError as error:
@@ -176,13 +175,13 @@ class Connection(asyncio.Protocol):
 
     def _wait_for_more(self) -> None:
         if self._phase == "body":
-            self._enter("body", self._limits.timeouts.body, self._on_timeout)
+            self._enter("body", self._body.patience, self._on_timeout)
         elif self._phase == "idle" and self._reader.has_begun:
             self._enter("head", self._limits.timeouts.header, self._on_timeout)
 
     def _on_request(self, event: h11.Request) -> None:
-        self._enter("body", self._limits.timeouts.body, self._on_timeout)
-        self._body, self._body_size = [], 0
+        self._body.begin()
+        self._enter("body", self._body.patience, self._on_timeout)
         try:
             check_raw_head(self._reader.take_raw_head(), event, self._limits)
         except StrataError as error:
@@ -193,16 +192,9 @@ class Connection(asyncio.Protocol):
         if self._h11.they_are_waiting_for_100_continue:
             self._send(h11.InformationalResponse(status_code=100, headers=[]))
 
-    def _on_data(self, data: bytes) -> None:
-        self._body_size += len(data)
-        if self._body_size > self._limits.body_bytes:
-            raise body_too_large(self._limits)
-        self._body.append(data)
-
     def _on_body_end(self) -> None:
         assert self._exchange is not None
-        self._exchange.body = b"".join(self._body)
-        self._body = []
+        self._exchange.body = self._body.whole()
         self._enter("busy")
         self._task = self._loop.create_task(self._answer(self._exchange))
 

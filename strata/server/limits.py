@@ -14,7 +14,7 @@ from strata.config.settings import Settings
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """Seconds. ``header``: from the first byte of a request to its blank line (and from a connection's start to that byte);
-    ``body``: without a byte of the body; ``idle``: between two requests; ``write``: a reader that takes nothing;
+    ``body``: without a byte of the body (and see ``Limits.body_rate``); ``idle``: between two requests; ``write``: a reader that takes nothing;
     ``linger``: how long a refused body is thrown away before the connection closes."""
 
     header: float = 10.0
@@ -29,7 +29,8 @@ class Limits:
     """Of connections and of what is read from or kept for one connection.
 
     ``per_address`` 0 is no cap. ``header_bytes`` bounds request line and headers together. ``ahead_bytes`` is how much of the
-    next (pipelined) requests is read while one is being answered. ``write_bytes`` may wait for a slow reader of a stream
+    next (pipelined) requests is read while one is being answered. ``body_rate``: bytes a second that a body comes at, at least, once
+    ``timeouts.body`` is over. ``write_bytes`` may wait for a slow reader of a stream
     before it is cut off.
     """
 
@@ -38,6 +39,7 @@ class Limits:
     header_bytes: int = 64 * 1024
     header_count: int = 128
     body_bytes: int = 32 * 1024 * 1024
+    body_rate: int = 8 * 1024
     ahead_bytes: int = 64 * 1024
     write_bytes: int = 1024 * 1024
     timeouts: Timeouts = field(default_factory=Timeouts)

@@ -9,7 +9,12 @@ from strata.server.fields import parse_object
 from strata.server.prompts import read_chat, read_ids
 from strata.server.service import Service, Site
 
-MAX_TEXT = 2**31  # the body's cap is the real one
+MOST = 1 << 20  # characters of a text, or tokens: about a second's work, and the worker threads are few
+PER_TOKEN = 8  # what would fit a longer context may be counted
+
+
+def longest(service: Service) -> int:
+    return max(MOST, PER_TOKEN * service.model.context)
 
 
 async def tokenize(site: Site, exchange: Exchange) -> None:
@@ -41,7 +46,7 @@ def tokens_of(body: bytes, service: Service) -> dict[str, object]:
     name = "content" if fields.has("content") else "prompt"
     if not fields.has(name):
         raise fields.error("content", "the text to tokenise")
-    text = fields.text(name, most=MAX_TEXT)
+    text = fields.text(name, most=longest(service))
     special = fields.flag("add_special", False) if name == "content" else fields.flag("add_special_tokens", True)
     tokens = service.tokenizer.encode(text, add_special=special, parse_special=fields.flag("parse_special", True))
     if name == "prompt":
@@ -66,9 +71,9 @@ def _piece(service: Service, token: int) -> str | list[int]:
 
 def text_of(body: bytes, service: Service) -> dict[str, object]:
     fields = parse_object(body)
-    given = fields.value("tokens")
-    if not isinstance(given, list):
+    if not isinstance(fields.value("tokens"), list):
         raise fields.error("tokens", "a list of token ids")
+    given = fields.items("tokens", longest(service))
     tokens = read_ids(fields, "tokens", given, service.tokenizer.vocab_size, "a list of token ids")
     return {"content": service.tokenizer.decode(tokens)}
 

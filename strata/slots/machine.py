@@ -120,8 +120,9 @@ class SlotMachine:
         if event.host_free is not None:
             self.memory.host.free = event.host_free
         for run in [run for run in self.desk.queue if run.deadline and run.deadline <= now]:
-            waited = f"The request waited {now - run.arrived_at:.0f} s in the queue without getting a slot. Please retry later."
-            self.desk.fail(run, self.desk.queue_full(waited), Outcome.HOLD)
+            waited = f"{now - run.arrived_at:.1f}".removesuffix(".0")
+            message = f"The request waited {waited} s in the queue without getting a slot. Please retry later."
+            self.desk.fail(run, self.desk.queue_full(message), Outcome.HOLD)
 
     def _drain(self, event: events.Drain) -> None:
         self.draining = True

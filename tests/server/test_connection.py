@@ -196,14 +196,25 @@ async def test_a_head_in_drops_is_not_given_more_time(jump_clock: JumpClock) -> 
 
 async def test_a_body_may_pause_but_not_for_long(jump_clock: JumpClock) -> None:
     client = World().connect()
-    client.send(post(b"{", b"Content-Length: 30"))
+    client.send(post(b" " * 8192 * 40, b"Content-Length: 400000"))
     jump_clock.advance(29)
-    client.send(b'"')
+    client.send(b"{")
     jump_clock.advance(29)
     await settle()
     assert not client.transport.sent
     await client.until_sent(b"HTTP/1.1 408")
     assert jump_clock.now == pytest.approx(29 + 30)
+
+
+async def test_a_body_in_drops_has_a_total_of_time_that_grows_with_its_size(jump_clock: JumpClock) -> None:
+    for drop, end in ((b" ", 30), (b" " * 4096, 59), (b" " * 8192, 400)):
+        client, began = World().connect(), jump_clock.now
+        client.send(post(b"{", b"Content-Length: 30000000"))
+        while not client.transport.sent and jump_clock.now < began + 400:
+            jump_clock.advance(1)
+            client.send(drop)
+            await settle()
+        assert jump_clock.now - began == pytest.approx(end, abs=2), len(drop)
 
 
 async def test_idle_connections_are_closed_later_than_a_proxys(jump_clock: JumpClock) -> None:

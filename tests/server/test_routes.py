@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from strata.config.settings import Settings
 from strata.errors import StartError
+from strata.server import texts
 from strata.server.guard import check_exposure, is_loopback, read_keys
 from strata.server.head import clean_path, origin_form
 from strata.server.routes import ALIASES, TABLE
@@ -54,6 +56,16 @@ async def test_every_route_of_the_table_answers() -> None:
         assert answer.status in (200, 400), path
         assert answer.headers["x-request-id"]
     assert set(ALIASES.values()) <= {path for _, path, _ in TABLE}
+
+
+async def test_a_text_that_would_hold_a_worker_for_long_is_refused() -> None:
+    world = World()
+    for path, body in (("/tokenize", {"content": "a" * (texts.MOST + 1)}), ("/detokenize", {"tokens": [5] * (texts.MOST + 1)})):
+        answer = await world.post(path, body)
+        assert answer.status == 400 and str(texts.MOST) in answer.error["message"]
+    assert len((await world.post("/tokenize", {"content": "a" * 5000})).json["tokens"]) == 5000, "more than the context is no fault"
+    assert world.site.service is not None
+    assert texts.longest(replace(world.site.service, model=replace(world.site.service.model, context=1 << 20))) == 1 << 23
 
 
 async def test_a_session_id_that_is_too_long_is_refused_not_cut() -> None:

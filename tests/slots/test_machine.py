@@ -141,6 +141,15 @@ def test_a_deadline_in_the_queue() -> None:
     house.check("patient")
 
 
+def test_a_wait_of_less_than_a_second_is_told_as_it_was() -> None:
+    house = House(SlotPolicy(slots=1))
+    house.ask("a", PROMPT, max_tokens=100)
+    house.ask("hurried", PROMPT, deadline=0.3)
+    house.now = 0.3
+    house.send(Tick())
+    assert "waited 0.3 s" in house.error("hurried").message
+
+
 def test_a_pinned_request_waits_for_its_slot_and_lets_others_pass() -> None:
     house = House(SlotPolicy(slots=2))
     house.ask("a", PROMPT, max_tokens=20)

@@ -73,10 +73,11 @@ def test_the_checkout_is_found_from_every_folder(checkout: Checkout) -> None:
 
 
 def test_a_named_model_is_not_fetched(modelless: Checkout, tmp_path: Path) -> None:
-    config = tmp_path / "run.json"
+    config, model = tmp_path / "run.json", tmp_path / "my.gguf"
     config.write_text('{"model": "my.gguf"}', encoding="utf-8")
-    assert modelless.run("serve.py", "--model", "my.gguf").stdout == "served --model my.gguf\n"
-    assert modelless.run("serve.py", STRATA_MODEL="my.gguf").stdout == "served\n"
+    model.write_bytes(b"GGUF")
+    assert modelless.run("serve.py", "--model", model).stdout == f"served --model {model}\n"
+    assert modelless.run("serve.py", STRATA_MODEL=str(model)).stdout == "served\n"
     assert modelless.run("serve.py", "--config", config).stdout == f"served --config {config}\n"
     assert not (modelless.root / "models").exists()
 
@@ -123,6 +124,17 @@ def test_help_makes_nothing(tmp_path: Path) -> None:
 def test_a_mistyped_flag_is_told_before_anything_is_made(tmp_path: Path) -> None:
     fresh = make_checkout(tmp_path)
     assert "did you mean --batch?" in one_line(fresh.run("serve.py", "--bacth", "3"))
+    assert not (fresh.root / ".venv").exists()
+
+
+def test_files_that_are_not_there_are_told_before_anything_is_made(tmp_path: Path) -> None:
+    fresh, none = make_checkout(tmp_path), tmp_path / "none"
+    for tool in ("serve.py", "test.py"):
+        assert "--wheels needs a value" in one_line(fresh.run(tool, "--wheels"))
+        assert "--wheels needs a value" in one_line(fresh.run(tool, "--wheels", "--port"))
+        assert f"--wheels {none}: there is no such folder" in one_line(fresh.run(tool, f"--wheels={none}"))
+    assert f"--model: there is no file {none}" in one_line(fresh.run("serve.py", "--model", none))
+    assert f"STRATA_API_KEY_FILE in the environment: there is no file {none}" in one_line(fresh.run("serve.py", STRATA_API_KEY_FILE=str(none)))
     assert not (fresh.root / ".venv").exists()
 
 
