@@ -31,6 +31,10 @@ class Settings:
     model: Path | None = row(
         Maybe(FilePath(), "none"), None, MODEL, "GGUF file to serve; of a split model, its first file."
     )
+    mtp: Path | None = row(
+        Maybe(FilePath(), "none"), None, MODEL,
+        "GGUF file with a head that drafts tokens for the model (MTP). None: the head within the model's file, if it has one.",
+    )
     model_name: str | None = row(
         Maybe(Text("NAME", "a name"), "none"), None, MODEL, "Name of the model in the API. None: the file's name without its ending."
     )
@@ -85,6 +89,11 @@ class Settings:
         Maybe(Integer(1, 1 << 24), "auto"), None, ENGINE,
         "Memory for keys and values. auto: one full context for every slot, as far as memory allows.", unit="MiB",
     )
+    expert_cache_mib: int | None = row(
+        Maybe(Integer(1, 1 << 24), "auto"), None, ENGINE,
+        "Memory of the CPU for decoded experts; those used last are kept, the others stay as the file has them. auto: all experts, as far "
+        "as three quarters of the free memory hold them.", unit="MiB",
+    )
     chunk: int = row(
         Integer(1, 1 << 20), 512, ENGINE, "Prompt tokens read between two looks at the other slots; rounded to the engine's grid.",
         unit="tokens",
@@ -92,6 +101,16 @@ class Settings:
     deterministic: bool = row(
         Switch(), False, ENGINE,
         "Read prompts row by row, by the arithmetic of decoding: the same tokens whatever part of a prompt was held; slower.",
+    )
+
+    spec: int = row(
+        Integer(1, 16), 1, ENGINE,
+        "Tokens of a slot that one pass may check: its next one and drafts behind it. Drafts change speed, never tokens. 1: no drafts.",
+        unit="tokens",
+    )
+    draft_vocab: int = row(
+        Integer(0, 1 << 24), 8192, ENGINE,
+        "The most frequent tokens that a head may draft, of those that its file lists; fewer are quicker. 0: all.", unit="tokens",
     )
 
     batch: int = row(

@@ -43,11 +43,11 @@ class PagedKV:
         self.data = np.empty(shape, np.float32 if kind == "f32" else np.int8)
         self.scales = np.empty(shape[:-1], np.float16) if kind == "int8" else None
 
-    def clear(self, pages: NDArray[np.int64]) -> None:
-        """Zero these pages in every layer."""
-        self.data[:, :, pages] = 0
+    def clear(self, pages: NDArray[np.int64], layers: slice = slice(None)) -> None:
+        """Zero these pages in ``layers``, by default in all."""
+        self.data[layers, :, pages] = 0
         if self.scales is not None:
-            self.scales[:, :, pages] = 0
+            self.scales[layers, :, pages] = 0
 
     def write(self, layer: int, pages: NDArray[np.int64], offsets: NDArray[np.int64], rows: Floats) -> None:
         """Store keys and values ``rows`` float32 [rows, 2, KV heads, head_dim], row i at position ``offsets[i]`` of ``pages[i]``."""

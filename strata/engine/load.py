@@ -1,34 +1,23 @@
-"""From settings and an open model file to a running engine: stages (placement.py) and sizes first, weights then.
-
-The embedding of a model whose head is another matrix stays in the file on the CPU and is decoded row by row, so the file must stay open
-as long as the engine runs.
-"""
+"""From settings and an open model file to a running engine: which stages (placement.py), then what each device makes of them."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, ItemsView, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 from strata.config import Settings
 from strata.devices.base import DeviceError
+from strata.engine.cpu_load import assemble_on_cpu, describe_on_cpu
 from strata.engine.device_load import assemble_on_devices, plan_on_devices, stage_names
 from strata.engine.device_plan import plan_lines
 from strata.engine.families import ModelConfig, read_config
-from strata.engine.forward import StageModel
-from strata.engine.kv import PagedKV, page_bytes
-from strata.engine.numpy_ops import NumpyOps
 from strata.engine.pipeline import Pipeline
 from strata.engine.placement import device_lines, open_devices, split_over_devices, split_over_threads, stage_devices
-from strata.engine.resources import free_memory, processors
-from strata.engine.results import Sampler
-from strata.engine.sizes import kv_kind, plan, stage_line, weight_bytes
+from strata.engine.resources import processors
 from strata.engine.split import share_threads
-from strata.engine.stage import StageMemory
-from strata.engine.threads import Threads
 from strata.errors import StartError
 from strata.weights.gguf import GGUFFile, Tensor
 
@@ -71,27 +60,6 @@ def assemble(settings: Settings, file: GGUFFile, config: ModelConfig) -> Pipelin
     return engine
 
 
-def assemble_on_cpu(settings: Settings, file: GGUFFile, config: ModelConfig, spans: Sequence[range], threads: Sequence[int]) -> Pipeline:
-    """An engine of one stage with its own threads for each of ``spans``, consecutive layers in order."""
-    facts = plan(settings, config, free_memory(), len(spans))
-    kind = kv_kind(settings)
-    models = []
-    with ExitStack() as opened:
-        for number, (span, count) in enumerate(zip(spans, threads, strict=True)):
-            log.info(stage_line(number, span, count, config, facts, kind))
-            ops = NumpyOps(count, settings.deterministic)
-            opened.callback(ops.close)
-            kv = PagedKV(config, len(span), facts.num_pages, facts.page_tokens, kind)
-            name = f"stage {number} (cpu, layers {span.start} to {span.stop - 1})"
-            models.append((name, StageModel(file, config, span, ops, kv)))
-        engine = Pipeline(models, facts, Sampler(spread_over(ops.threads)), release=opened.pop_all().close)
-    engine.memory = tuple(
-        StageMemory("cpu", weight_bytes(config, span), facts.num_pages * page_bytes(config, len(span), facts.page_tokens, kind))
-        for span in spans
-    )
-    return engine
-
-
 def describe_engine(settings: Settings, file: GGUFFile) -> list[str]:
     """The memory plan for people, without reading a weight: a line for each stage, and one for the slots. Raises as ``load_engine``."""
     config = read_config(file)
@@ -99,33 +67,13 @@ def describe_engine(settings: Settings, file: GGUFFile) -> list[str]:
     if settings.device == "cpu":
         threads = share_threads(settings.threads or processors(), len(names))
         spans = spans or split_over_threads(file, config, threads)
-        facts = plan(settings, config, free_memory(), len(spans))
-        lines = [stage_line(number, *stage, config, facts, kv_kind(settings)) for number, stage in enumerate(zip(spans, threads))]
+        facts, lines = describe_on_cpu(settings, file, config, spans, threads)
     else:
         devices = open_devices(settings, names)
         spans = spans or split_over_devices(settings, file, config, devices)
         facts, _, plans = plan_on_devices(settings, file, config, spans, devices)
         lines = device_lines(names, devices) + plan_lines(stage_names(spans, devices), plans, facts)
     return [*lines, f"{settings.batch} slots, {facts.context} tokens a request at most"]
-
-
-def spread_over(threads: Threads) -> Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]:
-    """``map`` over the threads of the last stage, which rest while tokens are picked."""
-
-    def spread(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        todo = list(items)
-        if len(todo) < 2:
-            return [function(item) for item in todo]
-        results: list[Any] = [None] * len(todo)
-
-        def work(index: int) -> None:
-            for number in range(index, len(todo), threads.count):
-                results[number] = function(todo[number])
-
-        threads.run(work)
-        return results
-
-    return spread
 
 
 class CountedFile:

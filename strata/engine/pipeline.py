@@ -26,14 +26,16 @@ from strata.messages import CopyDone, EngineEvent, EngineFacts, EngineFailed, Pa
 
 log = logging.getLogger(__name__)
 
-Sample = Callable[[Window, Hidden], tuple[SegmentResult, ...]]
+Results = tuple[SegmentResult, ...]
+Sample = Callable[[Window, Hidden], Results]
+Draft = Callable[[Window, Results], Results]
 
 
 class Pipeline:
     """Implements ``messages.Engine`` over stage models, each with its name.
 
-    ``sample`` turns the last stage's logits into results. ``release`` is called once, when the threads have ended. ``memory`` is set by
-    whoever planned it: what each stage takes.
+    ``sample`` turns the last stage's logits into results, ``draft`` adds drafts to them. ``release`` is called once, when the threads
+    have ended. ``memory`` is set by whoever planned it: what each stage takes.
     """
 
     def __init__(
@@ -43,11 +45,13 @@ class Pipeline:
         sample: Sample,
         release: Callable[[], None] = lambda: None,
         clock: Clock = time.perf_counter,
+        draft: Draft | None = None,
     ) -> None:
         self.facts = facts
         self.memory: tuple[StageMemory, ...] = ()
         self.stages = tuple(Stage(name, model, clock) for name, model in models)
         self._sample = sample
+        self._draft = draft
         self._release = release
         self._clock = clock
         self._deliver: Callable[[EngineEvent], None] | None = None
@@ -118,14 +122,15 @@ class Pipeline:
         """One stage of a window: its event when it ends here, None when it goes on."""
         window, stage, started = work.job, self.stages[index], self._clock()
         assert isinstance(window, Window)
-        results: tuple[SegmentResult, ...] | None = None
+        results: Results | None = None
+        drafting = 0.0
         try:
             stage.forward(work)
             if index + 1 == len(self.stages):
                 assert work.data is not None
-                results = self._sample(window, work.data)
+                results, drafting = self._drafted(window, self._sample(window, work.data))
             work.timers += (stage.timer(self._clock() - started),)
-            return None if results is None else WindowDone(window.id, results, *self._seconds(work))
+            return None if results is None else WindowDone(window.id, results, *self._seconds(work), drafting)
         except Exception as error:
             return self._window_failed(index, window, error)
 
@@ -147,6 +152,20 @@ class Pipeline:
             return None
         log.exception("%s: window %d failed", stage.name, window.id)
         return EngineFailed(f"{stage.name}: {describe(error)}", (window.id,))
+
+    def _drafted(self, window: Window, results: Results) -> tuple[Results, float]:
+        """``results`` with drafts, and the seconds that took. Drafts are worth no request: where they fail, the engine goes on without."""
+        if self._draft is None:
+            return results, 0.0
+        started = self._clock()
+        try:
+            results = self._draft(window, results)
+        except DeviceLost:
+            raise
+        except Exception:
+            log.exception("%s: drafting failed; there are no drafts from here on", self.stages[-1].name)
+            self._draft = None
+        return results, self._clock() - started
 
     def _run_copy(self, index: int, work: Work, copy: PageCopy) -> EngineEvent | None:
         """One stage of a copy. After a failure it passes the other stages untouched, so that its end is still reported in order."""

@@ -30,7 +30,7 @@ class Sampler:
 
     def __init__(self, spread: Spread = map) -> None:
         self._spread = spread
-        self._distinct: OrderedDict[int, tuple[Tokens, Ids]] = OrderedDict()
+        self._distinct = DistinctTokens()
 
     def __call__(self, window: Window, logits: NDArray[np.float32]) -> tuple[SegmentResult, ...]:
         """``logits`` float32 [wanted rows, vocab], in the order of ``wanted_rows(window)``; results in the window's order."""
@@ -55,16 +55,28 @@ class Sampler:
             return Row(segment.sampling, position)
         prompt, generated = segment.history
         first = len(segment.tokens) - segment.num_drafts
-        return Row(segment.sampling, position, self._distinct_tokens(prompt), [*generated, *segment.tokens[first:row + 1]])
+        return Row(segment.sampling, position, self._distinct(prompt), [*generated, *segment.tokens[first:row + 1]])
 
-    def _distinct_tokens(self, prompt: Tokens) -> Ids:
-        """Sorting a long prompt for every token would cost more than the draw. The memo holds the prompt, so its id() stays its own."""
-        known = self._distinct.get(id(prompt))
+
+class DistinctTokens:
+    """The distinct tokens of a prompt, ascending; those of the last prompts are remembered.
+
+    Sorting a long prompt for every token would cost more than the draw. The memo holds the prompt, so its id() stays its own.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, tuple[Tokens, Ids]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __call__(self, prompt: Tokens) -> Ids:
+        known = self._known.get(id(prompt))
         if known is None:
             known = (prompt, np.unique(np.array(prompt, np.int64)))
-            self._distinct[id(prompt)] = known
-            if len(self._distinct) > PROMPTS_KEPT:
-                self._distinct.popitem(last=False)
+            self._known[id(prompt)] = known
+            if len(self._known) > PROMPTS_KEPT:
+                self._known.popitem(last=False)
         return known[1]
 
 

@@ -8,12 +8,18 @@ are used. A context that was not asked for shrinks to what the pool holds; one t
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from strata.config import Settings
+from strata.engine.draft_load import draft_facts
+from strata.engine.expert_sizes import ExpertRoom, expert_bytes, expert_room
 from strata.engine.families import ModelConfig
 from strata.engine.kv import PAGE_TOKENS, KVKind, page_bytes
+from strata.engine.mtp_file import Heads, num_heads
 from strata.engine.rows import GRID
+from strata.engine.stage import StageMemory
 from strata.errors import SettingError
 from strata.messages import EngineFacts
 
@@ -23,15 +29,31 @@ POOL_SHARE = 0.5
 MIB = 1 << 20
 
 
-def plan(settings: Settings, config: ModelConfig, free: int | None, num_stages: int) -> EngineFacts:
-    """The engine's sizes. ``free``: bytes of memory for weights and KV, None if unknown. Raises SettingError."""
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """Layers ``span`` and the ``heads`` behind them, in bytes: ``weights`` without the ``experts`` that rows are routed to, and ``kv``."""
+
+    span: range
+    heads: Heads | None
+    weights: int
+    kv: int
+    experts: ExpertRoom
+
+    @property
+    def memory(self) -> StageMemory:
+        return StageMemory("cpu", self.weights + self.experts.held, self.kv)
+
+
+def plan(settings: Settings, config: ModelConfig, free: int | None, num_stages: int, heads: Heads | None = None) -> EngineFacts:
+    """The engine's sizes. ``free``: bytes of memory for weights and KV, None if unknown; ``heads`` that draft. Raises SettingError."""
     kind = kv_kind(settings)
-    page = page_bytes(config, config.num_layers, PAGE_TOKENS, kind)
-    room = None if free is None else free - weight_bytes(config)
+    page = page_bytes(config, config.num_layers, PAGE_TOKENS, kind) + head_page_bytes(heads, PAGE_TOKENS, kind)
+    experts = planned_experts(settings, config, free, heads)
+    room = None if free is None else free - fixed_bytes(config, heads) - experts.held
     if room is not None and room < page:
         raise SettingError(
-            f"model: its weights need {weight_bytes(config) // MIB} MiB of memory as float32, and {(free or 0) // MIB} MiB are free; "
-            "free some memory or take a smaller model"
+            f"model: its weights need {(fixed_bytes(config, heads) + experts.held) // MIB} MiB of memory as float32, and "
+            f"{(free or 0) // MIB} MiB are free; free some memory or take a smaller model"
         )
     context = settings.context or config.context
     if context > config.context:
@@ -46,10 +68,11 @@ def plan(settings: Settings, config: ModelConfig, free: int | None, num_stages: 
             )
         log.warning("context is %d tokens instead of %d: the memory for keys and values holds no more", pages * PAGE_TOKENS, context)
         context = pages * PAGE_TOKENS
-    return EngineFacts(
+    facts = EngineFacts(
         num_pages=pages, page_tokens=PAGE_TOKENS, context=context, page_bytes=page, prompt_grid=GRID,
         chunk=-(-settings.chunk // GRID) * GRID, max_rows=settings.batch, num_stages=num_stages,
     )
+    return draft_facts(settings, facts, heads)
 
 
 def pool_pages(settings: Settings, room: int | None, page: int, pages_of_context: int) -> int:
@@ -74,21 +97,64 @@ def kv_kind(settings: Settings) -> KVKind:
 
 
 def weight_bytes(config: ModelConfig, span: range | None = None) -> int:
-    """Float32 bytes of the matrices that layers ``span`` (default: all) keep in memory, with the last layer also the output matrix.
+    """Float32 bytes of the matrices that layers ``span`` (default: all) keep in memory, with the last layer also the output matrix;
+    without the experts that rows are routed to (expert_sizes.py).
 
     An embedding that is not also the head stays in the file.
     """
     span = span or range(config.num_layers)
-    heads = config.num_heads + 2 * config.num_kv_heads
-    layer = config.width * (heads + config.num_heads) * config.head_dim + 3 * config.width * config.ffn_width
-    return 4 * (len(span) * layer + (config.vocab_size * config.width if span.stop == config.num_layers else 0))
+    heads, experts = config.num_heads + 2 * config.num_kv_heads, config.experts
+    rows = config.vocab_size if span.stop == config.num_layers else 0
+    for layer in span:
+        rows += (heads + config.num_heads) * config.head_dim
+        rows += experts.count + 3 * experts.shared_width if experts and config.routed(layer) else 3 * config.ffn_width
+    return 4 * config.width * rows
 
 
-def stage_line(number: int, span: range, threads: int, config: ModelConfig, facts: EngineFacts, kind: KVKind) -> str:
+def head_bytes(heads: Heads | None) -> int:
+    """Of the heads' weights but their experts."""
+    return heads.weight_bytes - expert_bytes(heads.config, heads.config.mtp_blocks) if heads else 0
+
+
+def fixed_bytes(config: ModelConfig, heads: Heads | None) -> int:
+    """Of all weights but the experts that rows are routed to."""
+    return weight_bytes(config) + head_bytes(heads)
+
+
+def planned_experts(settings: Settings, config: ModelConfig, free: int | None, heads: Heads | None) -> ExpertRoom:
+    """Room for decoded experts of the trunk and of ``heads``. Raises SettingError."""
+    blocks = [*range(config.num_layers), *(heads.config.mtp_blocks if heads else ())]
+    return expert_room(settings, config, blocks, None if free is None else free - fixed_bytes(config, heads))
+
+
+def head_page_bytes(heads: Heads | None, page_tokens: int, kind: KVKind) -> int:
+    """Bytes of a page for the heads: one more layer for each, and a hidden state."""
+    if heads is None:
+        return 0
+    return page_bytes(heads.config, num_heads(heads), page_tokens, kind) + 4 * heads.config.width
+
+
+def stage_plans(
+    settings: Settings, config: ModelConfig, spans: Sequence[range], facts: EngineFacts, heads: Heads | None, free: int | None
+) -> list[StagePlan]:
+    """What each stage takes, the last one with all heads. Arguments as ``plan``, which gave ``facts``. Raises SettingError."""
+    kind, experts, plans = kv_kind(settings), planned_experts(settings, config, free, heads), []
+    for span in spans:
+        own = heads if span.stop == config.num_layers else None
+        page = page_bytes(config, len(span), facts.page_tokens, kind) + head_page_bytes(own, facts.page_tokens, kind)
+        blocks = [*span, *(own.config.mtp_blocks if own else ())]
+        weights = weight_bytes(config, span) + head_bytes(own)
+        plans.append(StagePlan(span, own, weights, facts.num_pages * page, experts.share(expert_bytes(config, blocks))))
+    return plans
+
+
+def stage_line(number: int, stage: StagePlan, threads: int, facts: EngineFacts, kind: KVKind) -> str:
     """A stage's part of the plan, for people."""
-    weights = weight_bytes(config, span)
-    pages = facts.num_pages * page_bytes(config, len(span), facts.page_tokens, kind)
+    experts = stage.experts
+    kept = f", {experts.held / 1e6:.0f} of {experts.every / 1e6:.0f} MB of experts, decoded when used" if experts.limit is not None else ""
     return (
-        f"stage {number} (cpu, {threads} {'thread' if threads == 1 else 'threads'}, layers {span.start} to {span.stop - 1}): "
-        f"weights {weights / 1e6:.0f} MB as float32, {facts.num_pages} pages of {kind} {pages / 1e6:.0f} MB, used as needed"
+        f"stage {number} (cpu, {threads} {'thread' if threads == 1 else 'threads'}, layers {stage.span.start} to {stage.span.stop - 1}"
+        f"{' and a head that drafts' if stage.heads else ''}): "
+        f"weights {stage.memory.weights / 1e6:.0f} MB as float32{kept}, "
+        f"{facts.num_pages} pages of {kind} {stage.kv / 1e6:.0f} MB, used as needed"
     )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from strata.config import Settings
-from strata.engine import load
+from strata.engine import cpu_load
 from strata.engine.load import load_engine
 from strata.errors import ModelError, SettingError
 from strata.messages import CopyDone, EngineEvent, PageCopy, Segment, SegmentResult, Window, WindowDone
@@ -122,7 +122,7 @@ def test_closing_ends_every_thread_and_a_failed_load_leaves_none(monkeypatch: py
         mine.update(set(threading.enumerate()) - before)
         raise ModelError("broken tensor")
 
-    monkeypatch.setattr(load, "StageModel", broken)
+    monkeypatch.setattr(cpu_load, "StageModel", broken)
     with GGUFFile.open(GOLDEN / "qwen2.gguf") as file, pytest.raises(ModelError):
         load_engine(Settings(threads=2), file)
     for thread in mine:

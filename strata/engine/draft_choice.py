@@ -1,0 +1,72 @@
+"""Which token a head drafts, given its logits: the one that the target would pick from them.
+
+Rules. The choice is the target's own (sampling.py): same bias, penalties, filters, temperature and noise, for the same position. The noise
+of a token depends on position and token alone, so where head and target agree roughly on the distribution they mostly draw the same
+token (a Gumbel coupling; see docs/LOG.md for what that is worth). A head may run over a part of the vocabulary: other tokens
+are as if impossible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.engine import sampling
+from strata.engine.draft import Ask
+from strata.engine.results import DistinctTokens
+from strata.engine.sampling import Row, Spread
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+class DraftChoice:
+    """``vocabulary``: the token of each logit, ascending; None for all ``vocab_size`` of them."""
+
+    def __init__(self, vocabulary: Ids | None, vocab_size: int, spread: Spread = map) -> None:
+        self._vocabulary, self._vocab_size, self._spread = vocabulary, vocab_size, spread
+        self._distinct = DistinctTokens()
+
+    def __call__(self, logits: Floats, asks: Sequence[tuple[Ask, Sequence[int]]]) -> list[tuple[int, float]]:
+        """(token, the head's probability of it) for each ask and its drafts so far; ``logits`` [asks, vocabulary].
+
+        The probability is that of the plain logits, before filters and temperature; 0 where they are not finite.
+        """
+        rows = [self._row(ask, drafts) for ask, drafts in asks]
+        ids = self._vocabulary
+        if all(is_plain(row) for row in rows):
+            places = logits.argmax(axis=1)
+            tokens = places if ids is None else ids[places]
+        else:
+            tokens = np.array(sampling.pick(logits if ids is None else self._spread_out(logits), rows, self._spread), np.int64)
+            places = tokens if ids is None else np.searchsorted(ids, tokens)
+        return list(zip(tokens.tolist(), probabilities(logits, places).tolist(), strict=True))
+
+    def _row(self, ask: Ask, drafts: Sequence[int]) -> Row:
+        segment, position = ask.segment, ask.position + 1 + len(drafts)
+        assert segment.sampling is not None
+        if segment.history is None or not segment.sampling.has_penalties:
+            return Row(segment.sampling, position)
+        prompt, generated = segment.history
+        return Row(segment.sampling, position, self._distinct(prompt), [*generated, *ask.picks, *drafts])
+
+    def _spread_out(self, logits: Floats) -> Floats:
+        whole = np.full((len(logits), self._vocab_size), -np.inf, np.float32)
+        whole[:, self._vocabulary] = logits
+        return whole
+
+
+def is_plain(row: Row) -> bool:
+    """Whether the likeliest token is what is picked."""
+    return row.sampling.temperature < sampling.GREEDY_BELOW and not row.sampling.logit_bias and not row.sampling.has_penalties
+
+
+def probabilities(logits: Floats, places: Ids) -> Floats:
+    """The softmax of each row at its place, float32 [rows]; 0 for a row that holds NaN or infinities, and for ``sampling.BROKEN``."""
+    best = logits.max(axis=1, keepdims=True)
+    with np.errstate(all="ignore"):
+        weights = np.exp(logits - best)
+        found = np.take_along_axis(weights, np.maximum(places, 0)[:, None], axis=1)[:, 0] / weights.sum(axis=1)
+    return np.where(np.isfinite(best[:, 0]) & (places >= 0), found, 0)

@@ -1,0 +1,44 @@
+"""Puts drafting behind the last stage's model: the sources that exist, and pages that keep what a head needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from strata.config import Settings
+from strata.engine.draft import Drafter, Source
+from strata.engine.draft_choice import DraftChoice
+from strata.engine.lookup import Lookup
+from strata.engine.mtp import MtpBlock, MtpSource, Trunk
+from strata.engine.mtp_file import Heads
+from strata.engine.page_hidden import PageHidden, PagesWithHidden
+from strata.engine.sampling import Spread
+from strata.engine.stage import StageModel
+from strata.messages import EngineFacts
+
+
+class LastStage(StageModel, Trunk, Protocol):
+    """A last stage's model that keeps the final hidden states of its window."""
+
+
+def draft_facts(settings: Settings, facts: EngineFacts, heads: Heads | None) -> EngineFacts:
+    """``facts`` with what drafting changes: windows hold each slot's drafts beside its token."""
+    if settings.spec == 1:
+        return facts
+    return replace(
+        facts, max_rows=settings.batch * settings.spec, max_drafts=settings.spec - 1,
+        draft_sources=("lookup",) if heads is None else ("lookup", "mtp"),
+    )
+
+
+def with_drafts(
+    model: LastStage, blocks: Sequence[MtpBlock], heads: Heads | None, facts: EngineFacts, spread: Spread = map
+) -> tuple[StageModel, Drafter]:
+    """The last stage as the pipeline should have it, and who drafts behind it; ``blocks`` are what computes the ``heads``."""
+    sources: list[Source] = [Lookup()]
+    if heads is None:
+        return model, Drafter(sources)
+    pages = PageHidden(facts.num_pages, facts.page_tokens, heads.config.width)
+    sources.append(MtpSource(blocks, model, pages, DraftChoice(heads.vocabulary, heads.config.vocab_size, spread)))
+    return PagesWithHidden(model, pages), Drafter(sources)

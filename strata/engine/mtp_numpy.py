@@ -1,0 +1,65 @@
+"""A model's head on the CPU: one more block behind the trunk of the last stage, by the same operations.
+
+Row k: RMS norms of the embedding of token k and of the trunk's hidden state of token k - 1, joined (embedding first) and projected to the
+model's width; one block; a norm; the output matrix. What the head's file lacks is the trunk's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata.engine.forward import Embedding, StageModel, Weights
+from strata.engine.mtp_file import Heads
+from strata.engine.products import Matrix
+from strata.messages import Window
+from strata.weights.formats import dequantize
+from strata.weights.gguf import GGUFFile
+
+Floats = NDArray[np.float32]
+
+
+class NumpyMtp:
+    """Implements mtp.MtpBlock: head ``number`` of ``heads`` over ``model``, the last stage of the model in ``file``.
+
+    Its keys and values are layer ``len(model.layers) + number`` of the stage's cache. Raises ModelError for weights that cannot be read.
+    """
+
+    def __init__(self, heads: Heads, number: int, model: StageModel, file: GGUFFile) -> None:
+        self.model, self.index = model, len(model.layers) + number
+        block = heads.config.mtp_blocks[number]
+        weights, at = Weights(heads.file, heads.config, model.ops), f"blk.{block}.nextn."
+        self.layer = weights.layer(block)
+        self.eh_proj = weights.matrix([at + "eh_proj.weight"])
+        self.enorm, self.hnorm = weights.vector(at + "enorm.weight"), weights.vector(at + "hnorm.weight")
+        norm = weights.optional(at + "shared_head_norm.weight")
+        self.norm = model.output_norm if norm is None else norm
+        self.output = self._output(heads, at)
+        own = heads.file.tensors.get(at + "embed_tokens.weight")
+        tied = model.output if model.config.tied else None
+        self.embedding = Embedding(own, None) if own is not None else Embedding(file.tensors["token_embd.weight"], tied)
+
+    def _output(self, heads: Heads, at: str) -> Matrix:
+        """The output matrix; of a part of the vocabulary a copy, because scattered rows cannot be streamed."""
+        own = heads.file.tensors.get(at + "shared_head_head.weight")
+        if own is None and heads.vocabulary is None:
+            return self.model.output
+        rows = self.model.output.weights if own is None else dequantize(own)
+        return self.model.ops.matrix([rows if heads.vocabulary is None else rows[heads.vocabulary]])
+
+    def run(self, window: Window, hidden: Floats, wanted: Sequence[int]) -> tuple[Floats, Floats]:
+        """As MtpBlock."""
+        model, ops, eps, width = self.model, self.model.ops, self.model.config.eps, self.model.config.width
+        with ops.window(window, model.kv, model.config.group) as plan:
+            layout = plan.layout
+            if len(layout.fresh):
+                model.kv.clear(layout.fresh, slice(self.index, self.index + 1))
+            joined = np.zeros((len(layout.tokens), 2 * width), np.float32)
+            joined[layout.real, :width] = ops.rms_norm(self.embedding.rows(layout.tokens[layout.real]), self.enorm, eps)
+            joined[layout.real, width:] = ops.rms_norm(hidden, self.hnorm, eps)
+            x = ops.linear(joined, self.eh_proj, plan).copy()
+            model.block(x, self.index, self.layer, plan, model.rope.turns(layout.positions))
+            out = ops.rms_norm(x[layout.real[list(wanted)]], self.norm, eps)
+            return out, ops.logits(out, self.output)
