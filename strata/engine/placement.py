@@ -55,13 +55,19 @@ def stage_devices(settings: Settings, config: ModelConfig) -> tuple[list[str], l
 
 
 class Parts:
-    """Bytes of a model's parts by ``size`` of a tensor: each layer, what only the first stage has, what only the last has."""
+    """Bytes of a model's parts by ``size`` of a tensor: each layer, what only the first stage has, what only the last has.
+
+    The last has the blocks that draft, too.
+    """
 
     def __init__(self, file: GGUFFile, config: ModelConfig, size: Callable[[Tensor], int]) -> None:
         self.layers, self.embedding, self.output = [0] * config.num_layers, 0, 0
         for name, tensor in file.tensors.items():
-            if name.startswith("blk."):
-                self.layers[int(name.split(".")[1])] += size(tensor)
+            block = int(name.split(".")[1]) if name.startswith("blk.") else -1
+            if 0 <= block < config.num_layers:
+                self.layers[block] += size(tensor)
+            elif block >= 0:
+                self.output += size(tensor) if block in config.mtp_blocks else 0
             elif name != "token_embd.weight":
                 self.output += size(tensor)
             else:
@@ -76,8 +82,14 @@ class Parts:
 
 def split_over_threads(file: GGUFFile, config: ModelConfig, threads: Sequence[int]) -> list[range]:
     """A balanced split on the CPU, for stages with so many threads each."""
-    parts = Parts(file, config, lambda tensor: 4 * math.prod(tensor.shape))
+    parts = Parts(file, config, lambda tensor: row_bytes(tensor, config))
     return balance(parts.layers, parts.output, threads) or [range(config.num_layers)]
+
+
+def row_bytes(tensor: Tensor, config: ModelConfig) -> int:
+    """Float32 bytes of a tensor that one row's pass reads: of experts, those that it goes to."""
+    size = 4 * math.prod(tensor.shape)
+    return size * config.experts.used // config.experts.count if config.experts and len(tensor.shape) == 3 else size
 
 
 # ---------------------------------------------------------------- devices
