@@ -69,7 +69,12 @@ def _by_device(attribute: str) -> Callable[[Any], Mapping[str, float]]:
     return read
 
 
+def _drafts_wanted(view: Any) -> Mapping[str, float]:
+    return {source: sum(slot.wanted[place] for slot in view.slots) for place, source in enumerate(DRAFT_SOURCES)}
+
+
 SLOT_STATES = ("empty", "held", "restoring", "reading", "decoding", "leaving")
+DRAFT_SOURCES = ("mtp", "lookup")
 
 METRICS: tuple[Metric, ...] = (
     # vLLM's, from the machine's picture.
@@ -84,14 +89,20 @@ METRICS: tuple[Metric, ...] = (
         "vllm:num_preemptions", "counter", "Times a request lost its slot and went on later.", "times",
         read=lambda view: view.counters.preemptions,
     ),
+    Metric("vllm:spec_decode_num_drafts", "counter", "Times that a slot had drafts checked.", "times",
+           read=lambda view: view.counters.drafts),
+    Metric("vllm:spec_decode_num_draft_tokens", "counter", "Drafts that were checked.", "tokens",
+           read=lambda view: sum(view.counters.drafted.values())),
+    Metric("vllm:spec_decode_num_accepted_tokens", "counter", "Drafts that were right; each is a token of an answer.", "tokens",
+           read=lambda view: sum(view.counters.accepted.values())),
+    Metric("vllm:spec_decode_num_accepted_tokens_per_pos", "counter", "Drafts that were right, by their place among the drafts from 0.",
+           "tokens", "position", read=lambda view: {str(place): count for place, count in enumerate(view.counters.accepted_at)}),
     # vLLM's, counted.
     Metric("vllm:prompt_tokens", "counter", "Prompt tokens of ended requests, read or taken from held history.", "tokens"),
     Metric("vllm:prompt_tokens_cached", "counter", "Prompt tokens of ended requests that were taken from held history.", "tokens"),
     Metric("vllm:generation_tokens", "counter", "Tokens generated.", "tokens"),
     Metric("vllm:prefix_cache_queries", "counter", "Prompt tokens looked for in held history.", "tokens"),
     Metric("vllm:prefix_cache_hits", "counter", "Prompt tokens found in held history.", "tokens"),
-    Metric("vllm:spec_decode_num_draft_tokens", "counter", "Tokens drafted.", "tokens"),
-    Metric("vllm:spec_decode_num_accepted_tokens", "counter", "Drafted tokens that were accepted.", "tokens"),
     Metric("vllm:corrupted_requests", "counter", "Requests that ended because their logits were not finite numbers.", "requests"),
     Metric("vllm:request_success", "counter", "Ended requests by reason.", "requests", "finished_reason", END_REASONS),
     Metric("vllm:time_to_first_token_seconds", "histogram", "From a request's arrival to its first token.", "seconds", buckets=FIRST_TOKEN),
@@ -134,6 +145,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("strata_decode_windows", "counter", "Decode windows run.", "windows", read=lambda view: view.counters.decode_windows),
     Metric("strata_decode_rows", "counter", "Rows in them, drafts included.", "rows", read=lambda view: view.counters.decode_rows),
     Metric("strata_pad_rows", "counter", "Rows of them that computed for nobody.", "rows", read=lambda view: view.counters.pad_rows),
+    Metric("strata_draft_tokens", "counter", "Drafts that were checked, by who gave them.", "tokens", "source", DRAFT_SOURCES,
+           read=lambda view: view.counters.drafted),
+    Metric("strata_draft_accepted_tokens", "counter", "Those of them that were right.", "tokens", "source", DRAFT_SOURCES,
+           read=lambda view: view.counters.accepted),
+    Metric("strata_draft_seconds", "counter", "Time of the last stage that went into drafting; a part of its busy time.", "seconds",
+           read=lambda view: view.counters.draft_seconds),
+    Metric("strata_drafts_wanted", "gauge", "Drafts that all slots together ask for now; 0 where drafting was found to lose.", "tokens",
+           "source", DRAFT_SOURCES, read=_drafts_wanted),
     Metric("strata_windows_in_flight", "gauge", "Windows in the engine.", "windows", read=lambda view: view.windows_in_flight),
     Metric("strata_batch_groups", "gauge", "Groups of slots with decode windows of their own; 1: all slots share one window.", "groups",
            read=lambda view: view.groups),

@@ -78,8 +78,6 @@ class Metrics:
             self._counters[name].inc(usage.prompt)
         for name in ("vllm:prompt_tokens_cached", "vllm:prefix_cache_hits"):
             self._counters[name].inc(usage.cached)
-        self._counters["vllm:spec_decode_num_draft_tokens"].inc(usage.drafted)
-        self._counters["vllm:spec_decode_num_accepted_tokens"].inc(usage.accepted)
         for name, value in (
             ("vllm:e2e_request_latency_seconds", seconds),
             ("vllm:request_queue_time_seconds", usage.queue_s),

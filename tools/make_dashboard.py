@@ -37,9 +37,9 @@ def rate(name: str, by: str = "", where: str = "") -> str:
     return f"sum{f' by ({by})' if by else ''} (rate({now(name, where)}[$__rate_interval]))"
 
 
-def share(part: str, whole: str) -> str:
+def share(part: str, whole: str, by: str = "") -> str:
     """Of two counters, over the same time."""
-    return f"{rate(part)} / {rate(whole)}"
+    return f"{rate(part, by)} / {rate(whole, by)}"
 
 
 def mean(histogram: str) -> str:
@@ -181,12 +181,19 @@ PANELS: dict[str, list[Panel]] = {
     ],
     "Drafting": [
         Panel("Drafts per second", "Tokens drafted, and those of them that the model itself would have picked.", "none", [
-            (rate("vllm:spec_decode_num_draft_tokens_total"), "drafted"),
-            (rate("vllm:spec_decode_num_accepted_tokens_total"), "accepted"),
+            (rate("strata_draft_tokens_total", by="source"), "{{source}}"),
+            (rate("strata_draft_accepted_tokens_total", by="source"), "{{source}} accepted"),
         ]),
         Panel("Acceptance", "Accepted of drafted tokens. Drafts never change an answer, only its speed.", "percentunit", [
-            (share("vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_draft_tokens_total"), "accepted"),
+            (share("vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_draft_tokens_total"), "all"),
+            (share("strata_draft_accepted_tokens_total", "strata_draft_tokens_total", by="source"), "{{source}}"),
         ]),
+        Panel("Acceptance by place", "Of all windows with drafts, those in which the first, second, ... was right.", "percentunit", [
+            (f"{rate('vllm:spec_decode_num_accepted_tokens_per_pos_total', by='position')}"
+             f" / scalar({rate('vllm:spec_decode_num_drafts_total')})", "{{position}}"),
+        ]),
+        Panel("Drafts wanted", "By all slots; none where they lose.", "none", [(total("strata_drafts_wanted", by="source"), "{{source}}")]),
+        Panel("Time for drafting", "Seconds of the last stage per second.", "none", [(rate("strata_draft_seconds_total"), "seconds")]),
         Panel("Tokens that drafts brought", "Share of the generated tokens that came as accepted drafts.", "percentunit",
               [(share("vllm:spec_decode_num_accepted_tokens_total", "vllm:generation_tokens_total"), "of all tokens")]),
     ],

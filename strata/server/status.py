@@ -67,6 +67,8 @@ def slot_object(slot: Any) -> dict[str, object]:
         "n_decoded": slot.generated,
         "n_drafted": slot.drafted,
         "n_accepted": slot.accepted,
+        "n_drafts": slot.drafts,
+        "drafts_wanted": dict(zip(("mtp", "lookup"), slot.wanted)),
         "idle_seconds": slot.idle_s,
     }
 

@@ -27,7 +27,7 @@ class Counters:
     drafts: int = 0
     drafted: dict[str, int] = field(default_factory=lambda: {"mtp": 0, "lookup": 0})
     accepted: dict[str, int] = field(default_factory=lambda: {"mtp": 0, "lookup": 0})
-    accepted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=lambda: [0])
     draft_seconds: float = 0.0
     decode_windows: int = 0
     decode_rows: int = 0

@@ -197,7 +197,7 @@ class Scheduler:
     def _first_limits(self, run: Run) -> DraftLimits:
         """Drafts wanted behind a prompt: as is best for all that will decode together then."""
         assert self.speculation is not None
-        group = self.everybody if self.num_windows == 1 else self.groups[slot_of(run).group]
+        group = self.everybody if self.grouping.is_joined else self.groups[slot_of(run).group]
         runs = [slot.run for slot in group.slots if slot.run is run or (slot.run is not None and slot.state is SlotState.DECODING)]
         self.speculation.choose(group.drafting, [one for one in runs if one is not None], len(runs), self.num_windows)
         return self.speculation.limits(run)

@@ -16,8 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from strata.config.settings import Settings
 from strata.console import JsonFormatter
 from strata.metric_table import METRICS
-from strata.metrics import Metrics
-from strata.messages import Usage
 from strata.server.heartbeat import Heartbeat
 from strata.server.host import memory_bytes
 from strata.server.requestlog import escaped
@@ -228,14 +226,6 @@ def test_names_are_unique_and_units_known() -> None:
     for metric in METRICS:
         assert metric.help.endswith(".") and re.fullmatch(r"(vllm:|strata_)[a-z0-9_]+", metric.name)
         assert (metric.kind == "histogram") == bool(metric.buckets)
-
-
-def test_drafts_count_without_the_bonus_token() -> None:
-    metrics = Metrics("m")
-    metrics.request_ended("stop", Usage(prompt=3, drafted=6, accepted=4), 9, 1.0)
-    text = metrics.render("")[0].decode()
-    assert 'vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 6.0' in text
-    assert 'vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 4.0' in text
 
 
 # ---------------------------------------------------------------- the log line
