@@ -50,7 +50,7 @@ class Settings:
     devices: tuple[str, ...] = row(
         Devices("names or numbers of devices"), (), ENGINE,
         "The device of each pipeline stage, in this order; one may come again. None: every visible GPU, one elsewhere, or as many as "
-        "layer_split makes stages.",
+        "layer_split makes stages.", aliases=("gpu",),
     )
     layer_split: tuple[int, ...] | None = row(
         Maybe(Integers(0, 100_000, "whole numbers"), "auto"), None, ENGINE,

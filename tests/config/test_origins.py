@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -179,3 +180,18 @@ def test_the_first_variable_that_says_something_counts() -> None:
 def test_a_variable_of_the_system_that_cannot_be_is_named() -> None:
     with pytest.raises(SettingError, match="CXX in the environment: .* must be a command"):
         load(["--print-config"], {"CXX": "\x07"})
+
+
+ALIASES = [(row, alias) for row in ROWS for alias in row.aliases]
+
+
+@pytest.mark.parametrize(("row", "alias"), ALIASES, ids=label)
+def test_an_alias_is_the_same_setting_in_every_origin(row: Row, alias: str, tmp_path: Path) -> None:
+    also = replace(row, name=alias, aliases=())
+    for origin in origins_of(row):
+        [text] = different(row, 1)
+        origins = Origins(tmp_path)
+        origins.give(also, origin, text)
+        loaded = origins.load()
+        assert getattr(loaded.settings, row.name) == value_of(row, text, origin, tmp_path)
+        assert alias.replace("_", "-") in loaded.origins[row.name].lower().replace("_", "-")
