@@ -65,8 +65,10 @@ def _blocks(keys: Keys) -> tuple[int, int, tuple[int, ...]]:
     found = sorted(int(number) for number in numbers if number.isdigit())
     blocks, promised = keys.count("block_count"), int(keys.number("nextn_predict_layers", 0))
     layers = min([blocks - promised, *found])
-    if promised < 0 or layers < 1:
-        raise ModelError(f"{keys.file.path}: {blocks} blocks, {promised} of them for drafts: no trunk is left; convert the model again")
+    if promised < 0 or layers < 1 or (promised and found and found[0] != blocks - promised):
+        raise ModelError(
+            f"{keys.file.path}: {blocks} blocks, {promised} of them for drafts, and those found are {list(found)}; convert the model again"
+        )
     return layers, promised, tuple(found)
 
 
