@@ -32,7 +32,7 @@ def load_engine(settings: Settings, file: GGUFFile, progress: Progress = lambda 
     Raises ModelError for a model that is not served, SettingError for splits and sizes that do not fit, StartError for a device that
     does not open or compile.
     """
-    config = read_config(file)
+    config = served(settings, file)
     engine = assemble(settings, cast(GGUFFile, CountedFile(file, progress)), config)
     size = sum(tensor.size for tensor in file.tensors.values())
     try:
@@ -41,6 +41,12 @@ def load_engine(settings: Settings, file: GGUFFile, progress: Progress = lambda 
         engine.close()
         raise
     return engine
+
+
+def served(settings: Settings, file: GGUFFile) -> ModelConfig:
+    """The model's configuration; without the blocks that draft, where drafts are off: they are not loaded."""
+    config = read_config(file)
+    return replace(config, mtp_blocks=()) if settings.spec == 1 else config
 
 
 def assemble(settings: Settings, file: GGUFFile, config: ModelConfig) -> Pipeline:
@@ -62,7 +68,7 @@ def assemble(settings: Settings, file: GGUFFile, config: ModelConfig) -> Pipelin
 
 def describe_engine(settings: Settings, file: GGUFFile) -> list[str]:
     """The memory plan for people, without reading a weight: a line for each stage, and one for the slots. Raises as ``load_engine``."""
-    config = read_config(file)
+    config = served(settings, file)
     names, spans = stage_devices(settings, config)
     if settings.device == "cpu":
         threads = share_threads(settings.threads or processors(), len(names))
