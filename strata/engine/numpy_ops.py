@@ -28,10 +28,19 @@ from strata.engine.products import Arena, Buffers, Floats, Matrix, RowFrame, cut
 from strata.engine.routing import route
 from strata.engine.rows import Layout, RowPart, plan
 from strata.engine.threads import Threads, usable_cores
+from strata.engine.tiles import has_small_kernels
 from strata.messages import Window
 
 ROWS_PER_PIECE = 64
 FRAMED_ROWS = 64
+
+
+def short_rows() -> int:
+    """Up to how many rows of a block of 128 are cheaper row by row than padded to a whole one: measured on 2 cores, 52 and some 90.
+
+    Another value changes bits, so it depends on nothing but the processor.
+    """
+    return 80 if has_small_kernels() else 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +83,7 @@ class NumpyOps:
     @contextmanager
     def window(self, window: Window, kv: PagedKV, group: int) -> Iterator[Plan]:
         """Within: the window's plan, for the operations that ask for one. ``group``: query heads per KV head."""
-        layout = plan(window, kv.page_tokens, grid=not self.deterministic)
+        layout = plan(window, kv.page_tokens, None if self.deterministic else short_rows())
         if self._copies is None:
             self._copies = Copies(kv, self.threads.count)
         attentions: list[RowAttention | GridAttention] = []

@@ -3,7 +3,7 @@
 Two arithmetics on the CPU. *Row* parts are computed row by row, each bit independent of the others. *Grid* parts are whole blocks of
 128 rows, on an absolute grid of positions, padded where the window covers a block only in part: a product of one fixed shape gives a
 row the same bits whatever the other rows hold, so only the row's place on the grid counts. Decode windows are row parts;
-prompts are grid parts, but for blocks of which the window holds at most SHORT_ROWS rows: those are cheaper row by row.
+prompts are grid parts, but for blocks of which the window holds only some rows (``short_rows``): those are cheaper row by row.
 
 The rule looks at start and end of what is read in one block alone. Chunks end at block ends or at the prompt's end, so the way
 a prompt is cut, and what runs beside it, change nothing.
@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from strata.messages import Segment, Window
 
 GRID = 128
-# Where a padded product of 128 rows becomes cheaper than so many rows one by one: 52 rows on 2 cores. Another value changes bits.
-SHORT_ROWS = 48
 
 
 def wanted_rows(window: Window) -> tuple[int, ...]:
@@ -105,13 +103,16 @@ class _Piece:
     on_grid: bool
 
 
-def _pieces(segment: Segment, grid: bool) -> Iterator[_Piece]:
+def _pieces(segment: Segment, short_rows: int | None) -> Iterator[_Piece]:
     """Cut a segment where the arithmetic changes: a short first block, whole or long blocks, a short last block."""
+    if short_rows is None:
+        yield _Piece(segment, segment.start, segment.end, False)
+        return
     first_end = min(segment.start - segment.start % GRID + GRID, segment.end)
     last_start = max(segment.end - 1 - (segment.end - 1) % GRID, segment.start)
-    long_from = segment.start if first_end - segment.start > SHORT_ROWS else first_end
-    long_to = segment.end if segment.end - last_start > SHORT_ROWS else last_start
-    if not grid or long_from >= long_to:
+    long_from = segment.start if first_end - segment.start > short_rows else first_end
+    long_to = segment.end if segment.end - last_start > short_rows else last_start
+    if long_from >= long_to:
         long_from = long_to = segment.end
     for start, stop, on_grid in (
         (segment.start, long_from, False), (long_from, long_to, True), (long_to, segment.end, False),
@@ -153,10 +154,11 @@ class _Builder:
         self.parts.append(RowPart(base, len(self.tokens), tuple(runs)))
 
 
-def plan(window: Window, page_tokens: int, grid: bool) -> Layout:
-    """The layout of ``window``. ``grid``: prompts may use grid parts (false under --deterministic)."""
+def plan(window: Window, page_tokens: int, short_rows: int | None) -> Layout:
+    """The layout of ``window``. ``short_rows``: up to so many rows of a block go row by row; None: all do, prompts too."""
     builder = _Builder(page_tokens)
-    pieces = [piece for segment in window.segments for piece in _pieces(segment, grid and window.kind == "prompt")]
+    short = short_rows if window.kind == "prompt" else None
+    pieces = [piece for segment in window.segments for piece in _pieces(segment, short)]
     for on_grid, group in groupby(pieces, lambda piece: piece.on_grid):
         if on_grid:
             for piece in group:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from strata.engine import numpy_ops
 from strata.engine.kv import PagedKV
 from strata.engine.numpy_ops import NumpyOps
 from strata.engine.rows import GridPart, RowPart
@@ -74,7 +75,8 @@ def test_decode_rows_of_several_slots(kind: Any, threads: int) -> None:
         (3, 40, (RowPart,)),
     ],
 )
-def test_prompt_rows(kind: Any, start: int, end: int, parts: tuple[type, ...]) -> None:
+def test_prompt_rows(kind: Any, start: int, end: int, parts: tuple[type, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numpy_ops, "short_rows", lambda: 48)
     pages = tuple(int(page) for page in np.random.default_rng(4).permutation(40)[:11])
     window = Window(0, "prompt", 0, (Segment("r", 0, start, (1,) * (end - start), pages),))
     assert check(window, kind, 2, True) == parts

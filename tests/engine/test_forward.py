@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strata.engine import rows
+from strata.engine import numpy_ops
 from strata.engine.numpy_ops import NumpyOps
 from tests.engine.running import DATA, GOLDEN, MOE, TINY, Stages, ids, pages_for, random_ids, rms
 
@@ -28,7 +28,7 @@ def oracle(request: pytest.FixtureRequest) -> tuple[Path, dict[str, np.ndarray]]
 def test_logits_at_every_position(oracle: tuple[Path, dict[str, np.ndarray]], how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, expected = oracle
     if how == "grid":
-        monkeypatch.setattr(rows, "SHORT_ROWS", 0)
+        monkeypatch.setattr(numpy_ops, "short_rows", lambda: 0)
     with Stages(path, NumpyOps(2, deterministic=how == "deterministic")) as stages:
         tokens, pages = ids(expected["ids"]), (5, 2)
         if how == "decode":
@@ -111,7 +111,7 @@ def smollm2_cases() -> list[dict]:
 def test_smollm2_first_logits(smollm2: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trained weights: the best five logits after each prompt, as llama.cpp computes them in float32."""
     if how == "grid":
-        monkeypatch.setattr(rows, "SHORT_ROWS", 0)
+        monkeypatch.setattr(numpy_ops, "short_rows", lambda: 0)
     with Stages(smollm2, NumpyOps()) as stages:
         for case in smollm2_cases():
             last = stages.read(tuple(case["prompt_ids"]), (0,))[-1]

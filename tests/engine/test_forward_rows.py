@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from strata.engine.rows import GRID, SHORT_ROWS, GridPart, RowPart, plan, wanted_rows
+from strata.engine.rows import GRID, GridPart, RowPart, plan, wanted_rows
 from strata.messages import Segment, Window
 from strata.request import Sampling
 
+SHORT_ROWS = 48
 TABLE = tuple(range(40, 60))
 
 
@@ -28,7 +29,7 @@ def test_wanted_rows() -> None:
 @pytest.mark.parametrize("start", [0, 1, 70, 80, 127, 128, 300])
 @pytest.mark.parametrize("length", [1, 47, 48, 49, 57, 128, 200, 500])
 def test_every_row_has_its_place(start: int, length: int) -> None:
-    layout = plan(Window(0, "prompt", 0, (prompt(start, start + length),)), 64, grid=True)
+    layout = plan(Window(0, "prompt", 0, (prompt(start, start + length),)), 64, SHORT_ROWS)
     assert layout.positions[layout.real].tolist() == list(range(start, start + length))
     assert layout.pages.tolist() == [TABLE[position // 64] for position in range(start, start + length)]
     assert layout.offsets.tolist() == [position % 64 for position in range(start, start + length)]

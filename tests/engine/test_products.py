@@ -160,9 +160,10 @@ def test_close_ends_the_threads_and_gives_blas_its_own_back() -> None:
     def blas() -> list[int]:
         return [info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"]
 
-    before = blas()
+    before, others = blas(), threading.enumerate()
     first, second = Threads(2), Threads(2)
-    workers = [thread for thread in threading.enumerate() if thread.name.startswith("strata-ops")]
+    workers = [thread for thread in threading.enumerate() if thread not in others]
+    assert len(workers) == 2
     assert set(blas()) == {1}
     first.close()
     first.close()
