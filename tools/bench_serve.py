@@ -113,8 +113,10 @@ def bare_products(path: str) -> Callable[[], Row]:
     from tools import bench_ops
 
     model = bench_ops.load(Path(path), None)
-    gemm, _ = bench_ops.bare_gemm(model, bench_ops.PROMPT)
-    rows = {1: bench_ops.bare_row(model), bench_ops.SLOTS: bench_ops.bare_rows(model, bench_ops.SLOTS)}
+    threads = model.ops.threads
+    needed = {count: bench_ops.products(model, bench_ops.decode_window(count)) for count in (1, bench_ops.SLOTS)}
+    gemm = bench_ops.bare_gemm(threads, bench_ops.products(model, bench_ops.prompt_window(bench_ops.PROMPT)))
+    rows = {1: bench_ops.bare_row(threads, needed[1]), bench_ops.SLOTS: bench_ops.bare_rows(threads, needed[bench_ops.SLOTS])}
 
     def row() -> Row:
         found = {f"{count} clients ms/token": 1e3 * min(bench_ops.timed(work) for _ in range(5)) for count, work in rows.items()}
