@@ -149,7 +149,7 @@ def attention_rates(meter: Meter, bandwidth: float) -> list[dict[str, Any]]:
     queries = Queries(meter.filled((1, heads, dim), np.int8, 1), scales)
     out = activations(meter, 1, heads * dim)
     for context in meter.sizes.contexts:
-        splits = allocate_splits(device, 1, heads, pages, context, meter.stream)
+        splits = allocate_splits(device, 1, heads, pages.shape, context, meter.stream)
         position, row = (device.allocate((1,), np.int32) for _ in range(2))
         device.upload(position, np.array([context - 1], np.int32), meter.stream)
         device.upload(row, np.zeros(1, np.int32), meter.stream)

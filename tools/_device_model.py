@@ -15,8 +15,9 @@ from typing import Any, cast
 import numpy as np
 
 from strata.devices.base import Buffer, Device, Stream
+from strata.engine.device_build import build_stage, load_weights
 from strata.engine.device_sampling import DeviceSampler
-from strata.engine.device_stage import DeviceStage, StageWeights, build_stage, connect, load_weights
+from strata.engine.device_stage import DeviceStage, StageWeights, connect
 from strata.engine.families import FAMILIES, ModelConfig
 from strata.engine.kernel_weights import DeviceLayer, WeightLoader
 from strata.engine.pipeline import Pipeline
@@ -98,10 +99,9 @@ def copy_of_layer(device: Device, layer: DeviceLayer, stream: Stream) -> DeviceL
     def copies(matrix: Matrix) -> Matrix:
         return replace(matrix, codes=copy(matrix.codes), scales=copy(matrix.scales), steps=copy(matrix.steps))
 
-    return replace(
-        layer, qkv=tuple(map(copies, layer.qkv)), attn_output=copies(layer.attn_output), gate_up=tuple(map(copies, layer.gate_up)),
-        down=copies(layer.down),
-    )  # fmt: skip
+    assert layer.dense is not None
+    dense = replace(layer.dense, gate_up=tuple(map(copies, layer.dense.gate_up)), down=copies(layer.dense.down))
+    return replace(layer, qkv=tuple(map(copies, layer.qkv)), attn_output=copies(layer.attn_output), dense=dense)
 
 
 def matrix_bytes(matrix: Matrix) -> int:

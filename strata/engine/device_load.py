@@ -10,7 +10,8 @@ from strata.config import Settings
 from strata.devices.base import Device, DeviceInfo
 from strata.engine.device_plan import StagePlan, plan_lines, planner, size_engine
 from strata.engine.device_sampling import DeviceSampler
-from strata.engine.device_stage import connect, load_device_stage
+from strata.engine.device_build import load_device_stage
+from strata.engine.device_stage import connect
 from strata.engine.families import ModelConfig
 from strata.engine.pipeline import Pipeline
 from strata.engine.stage import StageMemory

@@ -9,17 +9,20 @@ what would fit instead.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strata.config import Settings
 from strata.engine.families import ModelConfig
-from strata.engine.graphs import ROW_BUCKETS, graph_bytes, row_bucket
-from strata.engine.kernel_ops import HEAD_ROWS, WindowSizes
-from strata.engine.pick_room import room_bytes
+from strata.engine.device_space import HEAD_ROWS, Tally, WindowSizes, Workspace, gated_widths, window_sizes
+from strata.engine.graphs import ROW_BUCKETS, graph_bytes, launches_of
+from strata.engine.kernel_ops import routing_of
+from strata.engine.pick_room import PickRoom
+from strata.engine.window_upload import widest
 from strata.errors import ModelError, SettingError
-from strata.kernels.attention import num_splits
-from strata.kernels.pages import PageShape, scale_group
+from strata.kernels.pages import PageShape
+from strata.kernels.route import MAX_EXPERTS
 from strata.messages import EngineFacts
 from strata.weights.gguf import GGUFFile, Tensor
 from strata.weights.layouts import PACKED3, padded
@@ -48,6 +51,23 @@ class StagePlan:
         return max(0, self.room // self.page - 1)
 
 
+def check_model(file: GGUFFile, config: ModelConfig) -> None:
+    """Raises ModelError for what the kernels cannot hold."""
+    try:
+        PageShape(1, config.num_kv_heads, config.head_dim, PAGE_TOKENS)
+        inner = gated_widths(config)
+        if config.experts is not None:
+            routing_of(config.experts)
+            inner.append(config.experts.width)
+            if config.experts.count > MAX_EXPERTS or config.width % 4:
+                raise ValueError(f"{config.experts.count} experts of {config.width} columns are not served on a device")
+        for width in inner:
+            if width % 32:
+                raise ValueError(f"a feed-forward network {width} wide is not served on a device: a multiple of 32 is")
+    except ValueError as error:
+        raise ModelError(f"{file.path}: {error}; use --device cpu") from error
+
+
 def weight_bytes(file: GGUFFile, config: ModelConfig, span: range, packed: bool) -> int:
     """Bytes of layers ``span`` on a device, the model's ends included where the span has them."""
     ends = {"token_embd": span.start == 0 or (config.tied and span.stop == config.num_layers), "output": span.stop == config.num_layers}
@@ -61,38 +81,29 @@ def weight_bytes(file: GGUFFile, config: ModelConfig, span: range, packed: bool)
 
 
 def tensor_bytes(tensor: Tensor, packed: bool) -> int:
-    """Bytes of a tensor on a device: a matrix in its layout, a vector as float32."""
-    if len(tensor.shape) < 2:
-        return 4 * tensor.shape[0]
+    """Bytes of a tensor on a device: a matrix (or one for each expert) in its layout, a vector or a router as float32."""
+    *outer, columns = tensor.shape
+    rows = math.prod(outer)
+    if not outer or ".ffn_gate_inp." in tensor.name:
+        return 4 * rows * columns
     layouts = layouts_for(tensor.type)
     layout = PACKED3 if packed and PACKED3 in layouts else layouts[0]
-    return layout.bytes(tensor.shape[0], padded(tensor.shape[1]))
-
-
-def window_sizes(chunk: int, slots: int, context: int) -> WindowSizes:
-    """What a stage's buffers must hold for prompts in chunks and for decode windows of all slots."""
-    return WindowSizes(max(ROW_BUCKETS[-1], chunk), row_bucket(slots), context)
+    return layout.bytes(rows, padded(columns))
 
 
 def work_bytes(config: ModelConfig, sizes: WindowSizes, is_last: bool, kv: str = "int8") -> int:
-    """Bytes of kernel_ops.Workspace, of a window's metadata and, on the last stage, of what tokens are picked in."""
-    heads, dim = config.num_heads * config.head_dim, config.head_dim
-    floats = 2 * config.width + heads + 2 * config.num_kv_heads * dim
-    codes = sum(padded(columns) * 5 // 4 for columns in (config.width, heads, config.ffn_width))
-    queries = heads * (2 if kv == "f16" else 1) + 4 * heads // scale_group(dim)
-    row = 4 * (floats + 1) + codes + queries
-    splits = 4 * sizes.decode_rows * config.num_heads * num_splits(sizes.context) * (config.head_dim + 2)
-    ends = 4 * HEAD_ROWS * config.vocab_size + (room_bytes(HEAD_ROWS, config.vocab_size) if is_last else 0)
-    metadata = 4 * (sizes.rows * (4 + dim) + ROW_BUCKETS[-1] * (sizes.context // PAGE_TOKENS + 5))
-    return sizes.rows * row + splits + metadata + ends
+    """Bytes of a stage's work space, of a window's metadata and, on the last stage, of what tokens are picked in."""
+    tally = Tally()
+    shape = PageShape(1, config.num_kv_heads, config.head_dim, PAGE_TOKENS, kv)
+    Workspace(tally.device, config, shape, sizes, tally.stream, is_last)
+    if is_last:
+        PickRoom(tally.device, tally.stream, HEAD_ROWS, config.vocab_size)
+    return tally.nbytes + 4 * widest(sizes.rows, sizes.context, PAGE_TOKENS, config.rope.dims // 2)
 
 
-def page_bytes(file: GGUFFile, config: ModelConfig, num_layers: int, kv: str) -> int:
-    """Bytes of one page over so many layers. Raises ModelError for heads that kernels cannot hold."""
-    try:
-        return PageShape(num_layers, config.num_kv_heads, config.head_dim, PAGE_TOKENS, kv).page_bytes
-    except ValueError as error:
-        raise ModelError(f"{file.path}: {error}; use --device cpu") from error
+def page_bytes(config: ModelConfig, num_layers: int, kv: str) -> int:
+    """Bytes of one page over so many layers."""
+    return PageShape(num_layers, config.num_kv_heads, config.head_dim, PAGE_TOKENS, kv).page_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +119,13 @@ class Planner:
     def fixed_bytes(self, span: range, context: int) -> tuple[int, int]:
         """What a stage needs besides weights and pages: to work, and for its graphs."""
         sizes = window_sizes(self.chunk, self.slots, context)
-        return work_bytes(self.config, sizes, span.stop == self.config.num_layers, self.kv), graph_bytes(len(span), self.slots, context)
+        graphs = graph_bytes(launches_of(self.config, span), self.slots, context)
+        return work_bytes(self.config, sizes, span.stop == self.config.num_layers, self.kv), graphs
 
     def stages(self, spans: Sequence[range], free: Sequence[int], context: int, packed: bool) -> list[StagePlan]:
         plans = []
         for span, available in zip(spans, free, strict=True):
-            page = page_bytes(self.file, self.config, len(span), self.kv)
+            page = page_bytes(self.config, len(span), self.kv)
             weights, (work, graphs) = weight_bytes(self.file, self.config, span, packed), self.fixed_bytes(span, context)
             plans.append(StagePlan(weights, work, graphs, page, int(available * (1 - RESERVE)) - weights - work - graphs))
         return plans
@@ -129,7 +141,8 @@ class Planner:
 
 
 def planner(settings: Settings, file: GGUFFile, config: ModelConfig) -> Planner:
-    """Raises SettingError for what no device serves."""
+    """Raises SettingError and ModelError for what no device serves."""
+    check_model(file, config)
     kv = settings.kv or "int8"
     if kv not in KV_KINDS:
         raise SettingError(f"kv: {kv} is not served on a device; it keeps {' or '.join(KV_KINDS)}")
@@ -157,7 +170,7 @@ def size_engine(
         context = largest
     wanted = settings.batch * -(-context // PAGE_TOKENS)
     if settings.kv_memory_mib is not None:
-        wanted = settings.kv_memory_mib * MIB // page_bytes(file, config, config.num_layers, plan.kv)
+        wanted = settings.kv_memory_mib * MIB // page_bytes(config, config.num_layers, plan.kv)
     pages, packed, plans = 0, False, []
     for packed in (False, True):
         plans = plan.stages(spans, free, context, packed)

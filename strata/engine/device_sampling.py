@@ -12,8 +12,9 @@ import numpy as np
 
 from strata.devices.base import HostArray
 from strata.engine import sampling
+from strata.engine.device_space import HEAD_ROWS
 from strata.engine.device_stage import LogitsOnDevice
-from strata.engine.kernel_ops import HEAD_ROWS, KernelOps
+from strata.engine.kernel_ops import KernelOps
 from strata.engine.pick_room import MAX_ENTRIES, MAX_TOP, PickRoom
 from strata.engine.results import NOT_FINITE, Sampler, picked_rows, segment_rows
 from strata.kernels.sample import Choices, History, choices_of

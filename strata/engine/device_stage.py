@@ -15,21 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.devices.base import Buffer, Device, Graph, HostArray, Stream
-from strata.engine.families import ModelConfig
-from strata.engine.graphs import ROW_BUCKETS, GraphCache, context_bucket, num_graphs, row_bucket, row_buckets
+from strata.devices.base import Buffer, Graph, HostArray
+from strata.engine.device_space import HEAD_ROWS
+from strata.engine.graphs import GraphCache, context_bucket, num_graphs, row_bucket
 from strata.engine.hop import Hop, Parcel, fault_of
-from strata.engine.kernel_ops import HEAD_ROWS, KernelOps, WindowSizes, Workspace, kernels_of
-from strata.engine.kernel_weights import DeviceLayer, WeightLoader
+from strata.engine.kernel_ops import KernelOps
+from strata.engine.kernel_weights import DeviceLayer
 from strata.engine.rope import Rope
 from strata.engine.rows import wanted_rows
-from strata.engine.window_upload import Fields, WindowRows, WindowSender
-from strata.errors import ModelError
-from strata.kernels.attention import SPLIT
-from strata.kernels.pages import Pages, PageShape, scale_group
+from strata.engine.window_upload import Fields, WindowRows, WindowSender, widest
 from strata.kernels.tensors import Matrix
 from strata.messages import EngineFacts, Tokens, Window
-from strata.weights.gguf import GGUFFile
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +54,7 @@ class DeviceStage:
     def __init__(self, ops: KernelOps, weights: StageWeights, rope: Rope, facts: EngineFacts) -> None:
         self.ops, self.weights, self._rope, self._facts = ops, weights, rope, facts
         self._pairs = len(rope.frequencies)
-        pages = -(-(facts.context + 1) // facts.page_tokens)
-        widest = Fields(max(ROW_BUCKETS[-1], facts.chunk), ROW_BUCKETS[-1], pages + SPLIT // facts.page_tokens, self._pairs)
-        self._sender = WindowSender(ops.device, ops.stream, widest.words)
+        self._sender = WindowSender(ops.device, ops.stream, widest(facts.chunk, facts.context, facts.page_tokens, self._pairs))
         self.graphs = GraphCache(num_graphs(facts.max_rows, facts.context))
         self.outbound: Hop | None = None
         self._begun, self._ended = ops.device.timed_event(), ops.device.timed_event()
@@ -112,7 +106,7 @@ class DeviceStage:
         context = context_bucket(max(segment.end for segment in window.segments), self._facts.context)
         window_rows = self._send(window, Fields(rows, rows, -(-context // self._facts.page_tokens), self._pairs), context)
         self.graphs.get((rows, context), lambda: self._capture(window_rows)).replay(self.ops.stream)
-        return LogitsOnDevice(self.ops.space.logits.rows(0, len(wanted_rows(window)))) if self.weights.output else None
+        return self._kept_logits(len(wanted_rows(window)))
 
     def _capture(self, rows: WindowRows) -> Graph:
         """The graph of this pair of buckets; its head computes logits for every row."""
@@ -128,23 +122,29 @@ class DeviceStage:
         self._layers(rows)
         if self.weights.output is None:
             return None
+        kept = self.ops.kept is not None
+        if kept:
+            self.ops.keep(count, self.weights.output[0])
         num_wanted = len(wanted_rows(window))
         if all(segment.prompt_logprobs < 0 for segment in window.segments):
-            logits = self.ops.space.logits.rows(0, num_wanted)
             if num_wanted:
-                self.ops.logits(rows.wanted.rows(0, num_wanted), *self.weights.output)
-            return LogitsOnDevice(logits)
+                self.ops.logits(rows.wanted.rows(0, num_wanted), *self.weights.output, add=not kept)
+            return self._kept_logits(num_wanted)
         pieces = []
         for start in range(0, num_wanted, HEAD_ROWS):
             wanted = rows.wanted.rows(start, min(start + HEAD_ROWS, num_wanted))
-            pieces.append(self._download(self.ops.logits(wanted, *self.weights.output)))
+            pieces.append(self._download(self.ops.logits(wanted, *self.weights.output, add=not kept)))
         return np.concatenate(pieces)
+
+    def _kept_logits(self, count: int) -> LogitsOnDevice | None:
+        logits = self.ops.space.logits
+        return None if logits is None else LogitsOnDevice(logits.rows(0, count))
 
     def _layers(self, rows: WindowRows) -> None:
         if self.weights.embedding is not None:
             self.ops.embed(rows, self.weights.embedding)
         for index, layer in enumerate(self.weights.layers):
-            self.ops.block(index, layer, rows)
+            self.ops.block(index, layer, rows, add=index > 0)
         if self.weights.output is None:
             self.ops.finish(rows)
 
@@ -172,38 +172,6 @@ class DeviceStage:
         self.ops.stream.synchronize()
 
 
-def load_device_stage(
-    device: Device, file: GGUFFile, config: ModelConfig, span: range, facts: EngineFacts, packed: bool = False, kv: str = "int8"
-) -> DeviceStage:
-    """Layers ``span`` of a model on ``device``, its kernels compiled; ``packed`` as for WeightLoader, ``kv`` as PageShape.kind.
-
-    Raises DeviceError for what does not fit or compile, ModelError for heads that the kernels cannot hold.
-    """
-    try:
-        scale_group(config.head_dim)
-    except ValueError as error:
-        raise ModelError(f"{file.path}: {error}; use --device cpu") from error
-    stream = device.stream()
-    loader = WeightLoader(file, config, device, stream, packed)
-    rope = Rope(config.rope, loader.optional("rope_freqs.weight"))
-    return build_stage(config, load_weights(loader, config, span), rope, facts, device, stream, kv)
-
-
-def build_stage(
-    config: ModelConfig, weights: StageWeights, rope: Rope, facts: EngineFacts, device: Device, stream: Stream, kv: str = "int8"
-) -> DeviceStage:
-    """A stage around weights that are on ``device``: its pages, its work space, its kernels compiled."""
-    shape = PageShape(len(weights.layers), config.num_kv_heads, config.head_dim, facts.page_tokens, kv)
-    pages = Pages(shape, device.allocate((facts.num_pages + 1, shape.page_bytes), np.int8))
-    sizes = WindowSizes(max(ROW_BUCKETS[-1], facts.chunk), row_bucket(facts.max_rows), facts.context)
-    space = Workspace(device, config, pages, sizes, stream)
-    ends = [matrix for matrix in (weights.embedding, weights.output[1] if weights.output else None) if matrix is not None]
-    counts = sorted({*row_buckets(facts.max_rows), facts.chunk})
-    seconds = device.compile(list(kernels_of(config, shape, weights.layers, ends, counts)))
-    log.info("kernels for %s: %.1f s to compile, or to find in the cache", device.info.name, seconds)
-    return DeviceStage(KernelOps(device, config, pages, space, stream), weights, rope, facts)
-
-
 def connect(stages: Sequence[DeviceStage], peer_copy: bool = False) -> None:
     """Hops between neighbours; with ``peer_copy`` direct ones where a test at this moment gets every byte across."""
     for number, (sender, receiver) in enumerate(zip(stages, stages[1:])):
@@ -212,14 +180,3 @@ def connect(stages: Sequence[DeviceStage], peer_copy: bool = False) -> None:
         way = f"by way of host memory ({fault})" if fault else "directly"
         log.log(logging.WARNING if peer_copy and fault else logging.INFO, "rows go from stage %d to stage %d %s", number, number + 1, way)
         sender.outbound = Hop(source, target, (hidden.shape[0], hidden.shape[1]), direct=not fault)
-
-
-def load_weights(loader: WeightLoader, config: ModelConfig, span: range) -> StageWeights:
-    """The weights of layers ``span``, with the ends of the model where the span has them. A tied matrix is taken once."""
-    is_first, is_last = span.start == 0, span.stop == config.num_layers
-    embedding = loader.matrix("token_embd.weight") if is_first or (is_last and config.tied) else None
-    output = None
-    if is_last:
-        head = embedding if config.tied and embedding is not None else loader.matrix("output.weight")
-        output = (loader.norm("output_norm.weight"), head)
-    return StageWeights(tuple(loader.layer(index) for index in span), embedding if is_first else None, output)

@@ -8,14 +8,16 @@ are kept: the one unused for longest goes, and is captured again (some milliseco
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from strata.devices.base import Graph
+from strata.engine.architecture import ModelConfig
 from strata.kernels.attention import SPLIT, num_splits
 
 ROW_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 MAX_GRAPHS = 48
-LAYER_LAUNCHES, END_LAUNCHES = 8, 3  # the ends: embedding, last norm and output matrix
+DENSE_LAUNCHES, ROUTED_LAUNCHES, SHARED_LAUNCHES = 8, 11, 2  # of a layer, at most: see kernel_ops.py
+END_LAUNCHES = 3  # embedding, last norm and output matrix
 NODE_BYTES = 16 << 10  # of device memory for each launch of a graph, with its share of the graph itself: an allowance, not a measurement
 
 Key = tuple[int, int]
@@ -48,9 +50,15 @@ def num_graphs(max_rows: int, context: int) -> int:
     return min(len(row_buckets(max_rows)) * contexts, MAX_GRAPHS)
 
 
-def graph_bytes(num_layers: int, max_rows: int, context: int) -> int:
-    """Device memory set aside for the graphs of a stage of so many layers."""
-    return num_graphs(max_rows, context) * (LAYER_LAUNCHES * num_layers + END_LAUNCHES) * NODE_BYTES
+def launches_of(config: ModelConfig, blocks: Iterable[int]) -> int:
+    """Launches of a decode window through these blocks, at most."""
+    routed = ROUTED_LAUNCHES + (SHARED_LAUNCHES if config.experts and config.experts.shared_width else 0)
+    return END_LAUNCHES + sum(routed if config.routed(block) else DENSE_LAUNCHES for block in blocks)
+
+
+def graph_bytes(launches: int, max_rows: int, context: int) -> int:
+    """Device memory set aside for the graphs of windows of so many launches each."""
+    return num_graphs(max_rows, context) * launches * NODE_BYTES
 
 
 class GraphCache:

@@ -2,11 +2,13 @@
 
 Neighbours among q, k, v become one matrix where their layouts agree; gate and up then have their rows in turn. What does not
 agree stays apart, for the kernels that take several (kernels/parts.py). q and k rows are reordered so that RoPE pairs are neighbours.
+The experts of a block are one matrix each for gate, up and down, one expert below the other; the router keeps its float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -16,6 +18,8 @@ from numpy.typing import NDArray
 from strata.devices.base import Buffer, Device, Stream
 from strata.engine.families import ModelConfig
 from strata.engine.rope import interleave
+from strata.kernels.experts import Experts
+from strata.kernels.route import Router
 from strata.kernels.store_heads import HeadNorms
 from strata.kernels.tensors import Matrix, put_grid, put_matrix
 from strata.weights.formats import dequantize
@@ -28,20 +32,47 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceDense:
+    """A network that every row goes through. ``gate_up``: one matrix with rows in turn, or gate and up."""
+
+    gate_up: tuple[Matrix, ...]
+    down: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRouted:
+    """Experts, and what sends rows to them."""
+
+    router: Router
+    gate: Experts
+    up: Experts
+    down: Experts
+
+    @property
+    def layouts(self) -> tuple[str, str, str]:
+        return self.gate.matrix.layout, self.up.matrix.layout, self.down.matrix.layout
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceLayer:
-    """One block. ``qkv``: matrices whose rows follow each other. ``gate_up``: one matrix with rows in turn, or gate and up."""
+    """One block. ``qkv``: matrices whose rows follow each other. ``dense``: the block's network, or the expert that all rows share;
+    ``routed``: its experts; a block has one of them or both."""
 
     attn_norm: Buffer
     qkv: tuple[Matrix, ...]
     norms: HeadNorms | None
     attn_output: Matrix
     ffn_norm: Buffer
-    gate_up: tuple[Matrix, ...]
-    down: Matrix
+    dense: DeviceDense | None
+    routed: DeviceRouted | None
 
     @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return (*self.qkv, self.attn_output, *self.gate_up, self.down)
+    def matrices(self) -> Iterator[Matrix]:
+        yield from (*self.qkv, self.attn_output)
+        if self.dense is not None:
+            yield from (*self.dense.gate_up, self.dense.down)
+        if self.routed is not None:
+            yield from (self.routed.gate.matrix, self.routed.up.matrix, self.routed.down.matrix)
 
 
 Part = tuple[Recoded, Floats | None]
@@ -65,8 +96,12 @@ class WeightLoader:
         self._preferred = PACKED3 if packed else ODD4
         self._grid = put_grid(device, stream)
 
-    def vector(self, values: Floats) -> Buffer:
-        buffer = self._device.allocate(values.shape, np.float32)
+    def has(self, name: str) -> bool:
+        return name in self._file.tensors
+
+    def vector(self, values: NDArray) -> Buffer:
+        """An array as it is."""
+        buffer = self._device.allocate(values.shape, values.dtype)
         self._device.upload(buffer, np.ascontiguousarray(values), self._stream)
         self._stream.synchronize()
         return buffer
@@ -81,14 +116,21 @@ class WeightLoader:
     def matrix(self, name: str) -> Matrix:
         return self._put(self.recoded(name), self._bias(name))
 
+    def some_rows(self, name: str, rows: NDArray[np.int64]) -> Matrix:
+        """These rows of a tensor, in this order."""
+        tensor = self._file.tensors[name]
+        stored = np.ascontiguousarray(tensor.data.reshape(tensor.shape[0], -1)[rows]).reshape(-1)
+        return self._put(recode(tensor.type, stored, len(rows), tensor.shape[1], self._layout(name)), None)
+
     def _layout(self, name: str) -> Layout:
         layouts = layouts_for(self._file.tensors[name].type)
         return self._preferred if self._preferred in layouts else layouts[0]
 
     def recoded(self, name: str) -> Recoded:
-        """A tensor in its layout, q and k rows with their RoPE pairs next to each other."""
+        """A tensor in its layout, all but its last axis as rows; q and k rows with their RoPE pairs next to each other."""
         tensor = self._file.tensors[name]
-        rows, columns = tensor.shape
+        *outer, columns = tensor.shape
+        rows = math.prod(outer)
         stored = recode(tensor.type, tensor.data, rows, columns, self._layout(name))
         if not self._turns(name) or self._config.rope.interleaved:
             return stored
@@ -125,16 +167,29 @@ class WeightLoader:
         return (self._put(rows_in_turn(one, other), np.stack(filled_biases(parts), axis=1).reshape(-1) if has_bias(parts) else None),)
 
     def layer(self, index: int) -> DeviceLayer:
-        at = f"blk.{index}."
+        """A block of the trunk, or one that drafts."""
+        at, config = f"blk.{index}.", self._config
+        routed = config.routed(index)
+        has_dense = not routed or (config.experts is not None and config.experts.shared_width > 0)
         return DeviceLayer(
             attn_norm=self.norm(at + "attn_norm.weight"),
             qkv=self.joined([f"{at}attn_{which}.weight" for which in "qkv"]),
             norms=self._head_norms(at),
             attn_output=self.matrix(at + "attn_output.weight"),
-            ffn_norm=self.norm(at + "ffn_norm.weight"),
-            gate_up=self.in_turn(at + "ffn_gate.weight", at + "ffn_up.weight"),
-            down=self.matrix(at + "ffn_down.weight"),
+            ffn_norm=self.norm(f"{at}{config.family.ffn_norm}.weight"),
+            dense=self._dense(at, "_shexp" if routed else "") if has_dense else None,
+            routed=self._routed(at) if routed else None,
         )
+
+    def _dense(self, at: str, ending: str) -> DeviceDense:
+        gate_up = self.in_turn(f"{at}ffn_gate{ending}.weight", f"{at}ffn_up{ending}.weight")
+        return DeviceDense(gate_up, self.matrix(f"{at}ffn_down{ending}.weight"))
+
+    def _routed(self, at: str) -> DeviceRouted:
+        assert self._config.experts is not None
+        count, bias = self._config.experts.count, self.optional(at + "exp_probs_b.bias")
+        router = Router(self.norm(at + "ffn_gate_inp.weight"), None if bias is None else self.vector(bias))
+        return DeviceRouted(router, *(Experts(count, self.matrix(f"{at}ffn_{which}_exps.weight")) for which in ("gate", "up", "down")))
 
     def _head_norms(self, at: str) -> HeadNorms | None:
         q, k = (self.optional(f"{at}attn_{which}_norm.weight") for which in "qk")

@@ -129,7 +129,7 @@ def split_over_devices(settings: Settings, file: GGUFFile, config: ModelConfig, 
     context = settings.context or config.context
     parts = Parts(file, config, lambda tensor: tensor_bytes(tensor, packed=True))
     speeds, frees, plan = speeds_of(devices), free_bytes(devices), planner(settings, file, config)
-    page = page_bytes(file, config, 1, plan.kv)
+    page = page_bytes(config, 1, plan.kv)
     for tokens in (settings.batch * context, context, 1):
         pages = -(-tokens // PAGE_TOKENS) + 1
 

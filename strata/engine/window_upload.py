@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from strata.devices.base import Buffer, Device, HostArray, Stream
+from strata.engine.graphs import ROW_BUCKETS
 from strata.engine.rope import Rope
 from strata.engine.rows import wanted_rows
+from strata.kernels.attention import SPLIT
 from strata.kernels.pages import RowPlaces
 from strata.messages import Window
 
@@ -63,13 +65,20 @@ class WindowRows:
     context: int
 
 
+def widest(chunk: int, context: int, page_tokens: int, pairs: int) -> int:
+    """Words of the largest window: a chunk, or a decode window whose attention covers the last context bucket."""
+    pages = -(-(context + 1) // page_tokens) + SPLIT // page_tokens
+    return Fields(max(ROW_BUCKETS[-1], chunk), ROW_BUCKETS[-1], pages, pairs).words
+
+
 def fill(host: HostArray, window: Window, fields: Fields, rope: Rope, scratch_page: int) -> None:
     """A window's metadata into ``host`` (int32 words). Pad rows: token 0 at position 0 of the scratch page.
 
-    Line i of the tables belongs to segment i; pad rows have the last line, which a window with pad rows leaves to them.
+    Line i of the tables belongs to segment i; pad rows have the last line, which a window with pad rows leaves to them. Behind the rows
+    that are wanted come all others: a graph computes logits for every row, and no two blocks of its last norm may have the same one.
     """
     views = {name: host[at : at + math.prod(shape)].reshape(shape) for name, (at, shape) in fields.spans().items()}
-    for name in ("tokens", "positions", "wanted"):
+    for name in ("tokens", "positions"):
         views[name][:] = 0
     views["row_table"][:] = fields.tables - 1
     views["tables"][:] = scratch_page
@@ -82,8 +91,8 @@ def fill(host: HostArray, window: Window, fields: Fields, rope: Rope, scratch_pa
         views["row_table"][row:stop] = line
         views["tables"][line, : len(pages)] = pages
         row = stop
-    wanted = wanted_rows(window)
-    views["wanted"][: len(wanted)] = wanted
+    wanted = np.array(wanted_rows(window), np.int32)
+    views["wanted"][:] = np.concatenate([wanted, np.setdiff1d(np.arange(fields.rows, dtype=np.int32), wanted, assume_unique=True)])
     turns = rope.turns(views["positions"].astype(np.int64))
     views["turns"].view(np.float32)[:] = turns.view(np.float32).reshape(fields.rows, fields.pairs, 2)
 

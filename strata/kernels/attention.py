@@ -35,9 +35,8 @@ def num_splits(context: int) -> int:
     return ceil_div(context, SPLIT)
 
 
-def allocate_splits(device: Device, rows: int, heads: int, pages: Pages, context: int, stream: Stream) -> SplitSpace:
+def allocate_splits(device: Device, rows: int, heads: int, shape: PageShape, context: int, stream: Stream) -> SplitSpace:
     """Room for ``rows`` rows of up to ``context`` positions."""
-    shape = pages.shape
     partial = device.allocate((rows, heads, num_splits(context), shape.head_dim + 2), np.float32)
     arrived = device.allocate((rows, shape.kv_heads), np.int32)
     device.upload(arrived, np.zeros(arrived.shape, np.int32), stream)

@@ -22,7 +22,7 @@ def test_as_many_graphs_are_planned_as_there_can_be(max_rows, context):
     keys = {(row_bucket(rows), context_bucket(length, context)) for rows in range(1, max_rows + 1) for length in range(1, context + 1, 128)}
     keys |= {(row_bucket(rows), context_bucket(context, context)) for rows in range(1, max_rows + 1)}
     assert num_graphs(max_rows, context) == min(len(keys), MAX_GRAPHS)
-    assert graph_bytes(4, max_rows, context) == num_graphs(max_rows, context) * 35 * (16 << 10)
+    assert graph_bytes(35, max_rows, context) == num_graphs(max_rows, context) * 35 * (16 << 10)
 
 
 def test_the_graph_unused_for_longest_makes_room():

@@ -136,7 +136,7 @@ def test_heads_are_normed_turned_quantised_and_stored(bench, rng, head_dim, head
 
 
 def run_decode(cache, queries, places, rows, heads, context=600):
-    splits = allocate_splits(cache.bench.device, rows, heads, cache.pages, context, cache.bench.stream)
+    splits = allocate_splits(cache.bench.device, rows, heads, cache.pages.shape, context, cache.bench.stream)
     out = outputs(cache, rows, heads)
     attention(cache.bench.device, queries, places, 1, cache.pages, splits, out, cache.bench.stream)
     assert not cache.bench.get(splits.arrived).any()

@@ -6,7 +6,8 @@ Logits differ from the CPU's because activations, keys and values are int8: for 
 import numpy as np
 import pytest
 
-from strata.engine.device_stage import LogitsOnDevice, connect, load_device_stage
+from strata.engine.device_build import load_device_stage
+from strata.engine.device_stage import LogitsOnDevice, connect
 from strata.engine.numpy_ops import NumpyOps
 from strata.errors import ModelError
 from strata.messages import EngineFacts, Window
@@ -21,12 +22,12 @@ FACTS = EngineFacts(num_pages=24, page_tokens=64, context=600, chunk=128, max_ro
 class DeviceStages(Stages):
     """The same model and helpers, each stage on an emulated device of its own."""
 
-    def __init__(self, path, splits=(), kv="int8", **options):
+    def __init__(self, path, splits=(), kv="int8", facts=FACTS, **options):
         super().__init__(path, NumpyOps(1), splits)
         edges = [0, *splits, self.config.num_layers]
         self.devices = [new_device(**options) for _ in edges[1:]]
         self.models = [
-            load_device_stage(device, self.file, self.config, range(start, stop), FACTS, kv=kv)
+            load_device_stage(device, self.file, self.config, range(start, stop), facts, kv=kv)
             for device, start, stop in zip(self.devices, edges, edges[1:])
         ]
         connect(self.models)
