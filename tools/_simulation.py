@@ -3,7 +3,8 @@
 The machine in it is the production object; nothing of it is copied or changed. What is modelled: a stage works on one window at a
 time, first come first served; a decode window takes ``fixed + per_row * rows`` seconds per stage, a chunk ``chunk_fixed + per_token *
 tokens``; the way to the next stage takes ``hop``; and before a stage starts, the one host that all stages share (launches, experts on
-the CPU) is busy for ``host + host_per_row * rows`` seconds, pad rows not counted there: they are always the same token.
+the CPU) is busy for ``host + host_per_row * rows`` seconds, pad rows not counted there: they are always the same token. Where somebody
+drafts, each step of the model's head takes ``head`` seconds of the last stage; drafts are rows like others.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from strata.messages import (  # noqa: E402
-    Cancelled, CopyDone, EngineFacts, Failed, Finished, NewTokens, PageCopy, RequestEvent,
-    Segment, SegmentResult, Terminal, Window, WindowDone,
+    Cancelled, CopyDone, DraftLimits, DraftSource, EngineFacts, Failed, Finished, NewTokens, PageCopy, RequestEvent,
+    Segment, SegmentResult, Terminal, Tokens, Window, WindowDone,
 )
 from strata.request import Request  # noqa: E402
 from strata.slots import SlotMachine, SlotPolicy  # noqa: E402
@@ -39,15 +40,19 @@ class Costs:
     chunk_fixed: float = 0.0
     per_token: float = 0.0
     copy: float = 0.0
+    head: float = 0.0
 
     def stage_seconds(self, window: Window, stage: int) -> float:
         """The stages are alike here."""
-        if window.kind == "decode":
-            return self.fixed + self.per_row * len(window.segments)
-        return self.chunk_fixed + self.per_token * len(window.segments[0].tokens)
+        rows = sum(len(segment.tokens) for segment in window.segments)
+        return self.fixed + self.per_row * rows if window.kind == "decode" else self.chunk_fixed + self.per_token * rows
 
     def host_seconds(self, window: Window) -> float:
-        return self.host + self.host_per_row * sum(1 for segment in window.segments if segment.request_id)
+        return self.host + self.host_per_row * sum(len(segment.tokens) for segment in window.segments if segment.request_id)
+
+    def draft_seconds(self, results: tuple[SegmentResult, ...]) -> float:
+        """All slots' drafts are made together; a lookup costs nothing."""
+        return self.head * max((len(one.drafts) for one in results if one.draft_source == "mtp"), default=0)
 
 
 class Clock:
@@ -78,6 +83,7 @@ class Stages:
         self.clock = clock
         self.costs = costs
         self.done = done
+        self.results: dict[int, tuple[SegmentResult, ...]] = {}
         self.waiting: list[deque[Window]] = [deque() for _ in range(num_stages)]
         self.is_busy = [False] * num_stages
         self.host_waiting: deque[tuple[int, Window]] = deque()
@@ -106,6 +112,8 @@ class Stages:
         self.host_is_busy = False
         self._ask_host()
         seconds = self.costs.stage_seconds(window, stage)
+        if stage == len(self.waiting) - 1:
+            seconds += self.costs.draft_seconds(self.results[window.id])
         self.busy_seconds += seconds
         self.clock.after(seconds, lambda: self._finished(stage, window))
 
@@ -132,12 +140,17 @@ class Outcome:
     finished: float = 0.0
 
 
+Drafter = Callable[[Outcome, int, DraftLimits], tuple[Tokens, DraftSource]]
+"""Drafts for the tokens of an answer from a number on, as many as are wanted."""
+
+
 class World:
     """A machine, its stages, and clients' requests, on one virtual clock."""
 
-    def __init__(self, facts: EngineFacts, policy: SlotPolicy, costs: Costs) -> None:
+    def __init__(self, facts: EngineFacts, policy: SlotPolicy, costs: Costs, drafter: Drafter | None = None) -> None:
         self.clock = Clock()
         self.costs = costs
+        self.drafter = drafter
         self.machine = SlotMachine(facts, policy)
         self.stages = Stages(self.clock, costs, facts.num_stages, self._window_done)
         self.requests: dict[str, Outcome] = {}
@@ -150,7 +163,8 @@ class World:
     def feed(self, event: Event) -> None:
         for command in self.machine.receive(event, self.clock.now):
             if isinstance(command, Window):
-                self.rows += len(command.segments) if command.kind == "decode" else 0
+                self.rows += sum(len(segment.tokens) for segment in command.segments) if command.kind == "decode" else 0
+                self.stages.results[command.id] = tuple(self._result(segment) for segment in command.segments)
                 self.stages.enter(command)
             elif isinstance(command, PageCopy):
                 self._copy(command)
@@ -162,14 +176,29 @@ class World:
             self.clock.after(self.costs.copy * len(copy.pages), lambda: self.feed(CopyDone(copy.id)))
 
     def _window_done(self, window: Window) -> None:
-        stages = tuple(self.costs.stage_seconds(window, stage) for stage in range(len(self.stages.waiting)))
-        self.feed(WindowDone(window.id, tuple(self._result(segment) for segment in window.segments), sum(stages), stages))
+        results = self.stages.results.pop(window.id)
+        drafting = self.costs.draft_seconds(results)
+        *others, last = (self.costs.stage_seconds(window, stage) for stage in range(len(self.stages.waiting)))
+        stages = (*others, last + drafting)
+        self.feed(WindowDone(window.id, results, sum(stages), stages, drafting))
 
     def _result(self, segment: Segment) -> SegmentResult:
+        """What the window will report: an answer has one decode window in flight, so it is known when that is sent."""
         if segment.sampling is None:
             return SegmentResult()
         outcome = self.requests.get(segment.request_id)
-        return SegmentResult((outcome.token(len(outcome.tokens)) if outcome is not None else 0,))
+        if outcome is None:
+            return SegmentResult((0,))
+        first, count = len(outcome.tokens), segment.num_drafts
+        picks = tuple(outcome.token(number) for number in range(first, first + count + 1))
+        drafts = segment.tokens[len(segment.tokens) - count:]
+        accepted = next((place for place, draft in enumerate(drafts) if draft != picks[place]), count)
+        picks = picks[:accepted + 1]
+        limits = segment.draft_limits
+        if self.drafter is None or not (limits.mtp or limits.lookup):
+            return SegmentResult(picks, accepted)
+        more, source = self.drafter(outcome, first + accepted + 1, limits)
+        return SegmentResult(picks, accepted, drafts=more, draft_source=source)
 
     def _tell(self, event: RequestEvent) -> None:
         outcome = self.requests[event.request_id]

@@ -90,11 +90,13 @@ class MeasuredCosts(Costs):
     def stage_seconds(self, window: Window, stage: int) -> float:
         if window.kind != "decode":
             return 0.001
-        rows = len(window.segments)
+        rows = sum(len(segment.tokens) for segment in window.segments)
         exact = dict(self.measured)
         if rows in exact or len(exact) < 2:
             return exact.get(rows, self.measured[0][1])[stage]
-        return line([count for count, _ in self.measured], [times[stage] for _, times in self.measured], rows)
+        sizes, times = zip(*self.measured)
+        fixed, per_row = line(sizes, [each[stage] for each in times], [1] * len(sizes))
+        return fixed + per_row * rows
 
 
 def simulated(arm: Arm, facts: EngineFacts, measured: dict[int, Times], between: float) -> float:

@@ -23,13 +23,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import mul
 
 WARM_UP = 2
 """Windows of a number of rows that are run before any is measured."""
 SAMPLES = 4
 """Measured windows after which a number of rows counts as known."""
-MEMORY = 16
+MEMORY = 48
 """An average follows the last so many windows."""
+OUTLIER = 2.0
+"""A window counts at most as so many times the average."""
 FORGET = 4096
 """Windows after which a number of rows that did not come again is forgotten."""
 GAIN = 1.03
@@ -66,8 +69,9 @@ class StageTimes:
         if samples < 1:
             return
         weight = 1 / min(samples, MEMORY)
-        before = entry.stages or (0.0,) * len(stages)
-        entry.stages = tuple(old + weight * (new - old) for old, new in zip(before, stages, strict=True))
+        before = entry.stages or stages
+        # One window that was held up by something else tells nothing of the others.
+        entry.stages = tuple(old + weight * (min(new, OUTLIER * old) - old) for old, new in zip(before, stages, strict=True))
         if trip is not None:
             entry.between += weight * (max(0.0, trip - sum(stages)) - entry.between)
 
@@ -76,7 +80,8 @@ class StageTimes:
         known = self.measured()
         if rows in known:
             return known[rows]
-        return tuple(fixed + per_row * rows for fixed, per_row in _lines(known)) if len(known) > 1 else None
+        lines = self.lines()
+        return tuple(fixed + per_row * rows for fixed, per_row in lines) if lines is not None else None
 
     def measured(self) -> dict[int, tuple[float, ...]]:
         """t_s of the numbers of rows that are known."""
@@ -88,7 +93,11 @@ class StageTimes:
     def lines(self) -> list[tuple[float, float]] | None:
         """a_s and b_s of every stage; None where too little is known."""
         known = self.measured()
-        return _lines(known) if len(known) > 1 else None
+        if len(known) < 2:
+            return None
+        rows = sorted(known)
+        weights = [min(self.known[number].count, MEMORY) for number in rows]
+        return [line(rows, seconds, weights) for seconds in zip(*(known[number] for number in rows))]
 
     @property
     def between(self) -> float:
@@ -97,16 +106,13 @@ class StageTimes:
         return sum(values) / len(values) if values else 0.0
 
 
-def _lines(known: dict[int, tuple[float, ...]]) -> list[tuple[float, float]]:
-    rows = sorted(known)
-    return [line(rows, seconds) for seconds in zip(*(known[number] for number in rows))]
-
-
-def line(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+def line(rows: Sequence[int], seconds: Sequence[float], weights: Sequence[float]) -> tuple[float, float]:
     """The least-squares line through (rows, seconds): at no rows, and per row. It does not fall with the rows, nor begin below zero."""
-    mean_rows, mean = sum(rows) / len(rows), sum(seconds) / len(seconds)
-    spread = sum((number - mean_rows) ** 2 for number in rows)
-    slope = sum((number - mean_rows) * (value - mean) for number, value in zip(rows, seconds)) / spread
+    total = sum(weights)
+    mean_rows = sum(map(mul, weights, rows)) / total
+    mean = sum(map(mul, weights, seconds)) / total
+    spread = sum(weight * (number - mean_rows) ** 2 for weight, number in zip(weights, rows))
+    slope = sum(weight * (number - mean_rows) * (value - mean) for weight, number, value in zip(weights, rows, seconds)) / spread
     slope = min(max(slope, 0.0), mean / mean_rows)
     return mean - slope * mean_rows, slope
 

@@ -3,14 +3,16 @@
 Rules. A draft is a guess: it is dropped wherever it is in the way. It never reaches beyond the answer's limit or the context; it takes a
 row only where every slot of the window has its own, and rows that are short are shared out evenly; it takes a page only if each
 slot could still get its next one, and gives it back when somebody lacks one. A request that loses its seat drops its drafts.
-How many are wanted is chosen (drafting.py) every few windows, and whenever other slots decode together. While the time of windows with
-or without drafts is not known, both are tried in turn. Where drafts lose, now and then a slot tries some all the same, or nobody
-would see them become good again. All this goes by counts of windows: no clock, nothing drawn at random.
+How many are wanted is chosen (drafting.py) every few windows, and whenever other slots decode together. Until windows of two sizes were
+measured, a row is taken to cost what it often does, and every other choice is to have no drafts, which measures that. Where drafts
+lose, now and then a slot tries some all the same, or nobody would see them become good again. All this goes by counts of windows: no
+clock, nothing drawn at random.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from strata.messages import NO_DRAFTS, DraftLimits, Segment, WindowDone
 from strata.slots.drafting import (
@@ -29,13 +31,13 @@ SLOT_MEMORY = 0.8
 SERVER_MEMORY = 512
 """Windows that the server's counts remember."""
 PROBE = 61
-"""Choices against a source after which it is tried for one period (a prime number, so that slots take turns)."""
+"""Choices against a source after which one slot tries it until the next choice."""
 PROBE_DRAFTS = 2
 MEMORY = 32
 """Decode windows that the averages of rows and of drafting time follow."""
-UNKNOWN = ((0.9, 0.1),)
-"""Relative costs of an engine that reports no times: a row costs a tenth of a window of one row."""
-STEP_SHARE = 0.1
+UNKNOWN = (0.95, 0.05)
+"""What a window costs before it was measured, in relation: the fixed part and a row's."""
+STEP_SHARE = 0.07
 """A step of the head that was never measured, as a share of a window of one row."""
 
 
@@ -137,22 +139,26 @@ class Speculation:
         sources = self.memory.facts.draft_sources
         most = DraftLimits(depth if "mtp" in sources else 0, depth if "lookup" in sources else 0)
         lines = self._lines(rows)
-        if isinstance(lines, bool):
-            limits = [most if lines else NO_DRAFTS] * len(runs)
-        else:
+        limits = [NO_DRAFTS] * len(runs)
+        if lines:
             limits = self._best(runs, most, window_cost(lines, windows, self.times.between, self._step_seconds(lines)))
         for run, limit in zip(runs, limits):
             _drafts(run).wanted = limit
 
-    def _lines(self, rows: int) -> Sequence[tuple[float, float]] | bool:
-        """Of each stage, the seconds of a window and of a row; while they are unknown, whether all drafts are to be tried, or none."""
+    def _lines(self, rows: int) -> Sequence[tuple[float, float]]:
+        """Of each stage, the seconds of a window and of a row; nothing where a window without drafts is to be measured first."""
         lines = self.times.lines()
         if lines is not None:
             return lines
-        self._tries += 1
-        if self._tries == 1 or self.times.seconds(rows) is not None:
-            return True
-        return self._tries % 2 == 1 if self.times.windows else UNKNOWN
+        known = self.times.measured()
+        if self.times.windows and rows not in known:
+            self._tries += 1
+            if self._tries % 2 == 0:
+                return ()
+        fixed, per_row = UNKNOWN
+        for size, stages in known.items():
+            return [(seconds * fixed / (fixed + per_row * size), seconds * per_row / (fixed + per_row * size)) for seconds in stages]
+        return (UNKNOWN,)
 
     def _step_seconds(self, lines: Sequence[tuple[float, float]]) -> list[float]:
         """Of 0, 1, 2, ... steps of the head; more steps never take less time."""
@@ -171,21 +177,24 @@ class Speculation:
         mtp, lookup = (server_chances(self._server[source], FIRST_GUESS[source]) for source in ("mtp", "lookup"))
         prospects = [self._prospect(run, most, mtp, lookup) for run in runs]
         limits = choose(prospects, cost)
-        for place, (prospect, limit) in enumerate(zip(prospects, limits)):
-            wanted = [limit.mtp, limit.lookup]
-            for source, chances in enumerate((prospect.mtp, prospect.lookup)):
-                if chances and not wanted[source] and self._is_probe("lookup" if source else "mtp"):
-                    wanted[source] = min(PROBE_DRAFTS, len(chances))
-            limits[place] = DraftLimits(*wanted)
+        for source in self._against:
+            self._probe(source, prospects, limits)
         return limits
+
+    def _probe(self, source: str, prospects: Sequence[Prospect], limits: list[DraftLimits]) -> None:
+        """Where a source is unwanted, it is counted, and some time tried; the slots take turns."""
+        places = [place for place, slot in enumerate(prospects) if getattr(slot, source) and not getattr(limits[place], source)]
+        if places:
+            self._against[source] += 1
+            turn, rest = divmod(self._against[source], PROBE)
+            if not rest:
+                place = places[turn % len(places)]
+                depth = min(PROBE_DRAFTS, len(getattr(prospects[place], source)))
+                limits[place] = replace(limits[place], **{source: depth})
 
     def _prospect(self, run: Run, most: DraftLimits, mtp: Sequence[Chance], lookup: Sequence[Chance]) -> Prospect:
         drafts, room = _drafts(run), max(0, run.limit - len(run.generated) - 1)
         return Prospect(slot_chances(drafts.mtp, mtp, min(most.mtp, room)), slot_chances(drafts.lookup, lookup, min(most.lookup, room)))
-
-    def _is_probe(self, source: str) -> bool:
-        self._against[source] += 1
-        return self._against[source] % PROBE == 0
 
     def _learn(self) -> None:
         if not self._fresh:

@@ -130,7 +130,8 @@ async def test_a_slot_tells_how_its_drafts_fare() -> None:
         engine.step()
     await settle()
     slot = next(slot for slot in (await world.get("/slots")).json if slot["is_processing"])
-    assert (slot["n_drafts"], slot["n_drafted"], slot["n_accepted"]) == (4, 12, 12)
-    assert slot["drafts_wanted"] == {"mtp": 3, "lookup": 3}
+    assert slot["n_drafts"] == 4 and slot["n_decoded"] == 5 + slot["n_drafted"], "each window: its own token, and all its drafts"
+    assert slot["n_accepted"] == slot["n_drafted"] >= 4
     samples = await scrape(world)
-    assert samples["strata_drafts_wanted{source=mtp}"] == samples["strata_drafts_wanted{source=lookup}"] == 3
+    for source, wanted in slot["drafts_wanted"].items():
+        assert 1 <= wanted <= 3 and samples[f"strata_drafts_wanted{{source={source}}}"] == wanted
