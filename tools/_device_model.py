@@ -28,9 +28,9 @@ from strata.request import Sampling
 from strata.weights.formats import BY_NAME
 from strata.weights.gguf import GGUFFile
 from strata.weights.writer import StoredTensor
+from tools._random_weights import random_blocks
 
 PAGE_TOKENS = 64
-PIECE = 1 << 20  # bytes of random blocks, repeated
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,6 @@ class RandomFile:
         self.tensors = {f"{name}.weight": random_blocks(*size) for name, size in sizes.items()}
         for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
             self.tensors[f"{name}.weight"] = StoredTensor(BY_NAME["F32"], (width,), np.ones(width, np.float32).view(np.uint8))
-
-
-def random_blocks(rows: int, columns: int) -> StoredTensor:
-    """IQ3_S: all bits random but the scales; a weight's root mean square is about 1 / sqrt(columns)."""
-    format = BY_NAME["IQ3_S"]
-    count = rows * columns // format.block
-    rng = np.random.default_rng(rows + columns)
-    piece = rng.integers(0, 256, format.bytes * min(count, PIECE // format.bytes), dtype=np.uint8).view(format.dtype)
-    piece["d"] = rng.uniform(0.8, 1.2, len(piece)) / (150.0 * columns**0.5)  # 150: of the integers (1 + 2s)(2q - 15)
-    return StoredTensor(format, (rows, columns), np.resize(piece.view(np.uint8), count * format.bytes))
 
 
 def random_weights(shape: ModelShape, layers: int, device: Device, stream: Stream, packed: bool) -> StageWeights:

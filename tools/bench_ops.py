@@ -113,6 +113,7 @@ def bare_rows(threads: Threads, needed: list[Product]) -> Callable[[], None]:
     for each in needed:
         count, _, block, columns = each.blocks.shape
         tiles, shares = tiles_for(columns), cuts(count, threads.count)
+        shares += [slice(0, 0)] * (threads.count - len(shares))
         x, out = np.ones((each.rows, columns), np.float32), np.empty((each.rows, count * block), np.float32)
         if tiles is not None:
             weights = each.blocks[:, 0].swapaxes(1, 2)

@@ -4,8 +4,8 @@ A row and an expert that it goes to are a *pair*. Pairs are sorted by expert, so
 not at all, and go through row products (products.py) whatever the window: blocks of weights outside, rows inside.
 
 Why no GEMM over an expert's rows: who shares an expert with a row depends on all rows around, and so would the row's bits; one of a
-fixed shape would cost its padding for every expert. Row products keep up with a GEMM of so few rows: a chunk of 512 gives each of
-128 experts, of which a row takes 8, some 32 rows. The outputs of a row are added in the order of its scores.
+fixed shape would cost its padding for every expert. Row products keep up: a chunk of 512 gives each of 128 experts, of which a row takes
+8, some 32 rows (docs/LOG.md). The outputs of a row are added in the order of its scores.
 """
 
 from __future__ import annotations

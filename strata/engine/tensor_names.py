@@ -38,7 +38,7 @@ def check_shapes(file: GGUFFile, config: ModelConfig) -> None:
     """Every tensor has the shape that the configuration says, and norms of q and k come together, or ModelError names what does not."""
     for name, tensor in file.tensors.items():
         part, _, kind = name.rpartition(".")
-        expected = _shape(config, part.split(".")[-1])
+        expected = shape_of(config, part.split(".")[-1])
         if kind == "bias":
             expected = expected[:1]
         if kind in ("weight", "bias") and tensor.shape != expected:
@@ -46,7 +46,7 @@ def check_shapes(file: GGUFFile, config: ModelConfig) -> None:
     _check_pairs(file)
 
 
-def _shape(config: ModelConfig, part: str) -> tuple[int, ...]:
+def shape_of(config: ModelConfig, part: str) -> tuple[int, ...]:
     """Of the tensor called so within its block. What has no name here is a norm of the residual stream."""
     dim, width, ffn = config.head_dim, config.width, config.ffn_width
     q, kv = config.num_heads * dim, config.num_kv_heads * dim

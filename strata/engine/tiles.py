@@ -91,8 +91,8 @@ def multiply(x: Floats, weights: Floats, most: int, out: Floats) -> None:
         np.matmul(x.repeat(2, axis=0), weights, out=as_tiles(twice, size))
         out[0] = twice[0]
         return
-    for rows in lots(len(x), most):
-        np.matmul(x[rows], weights, out=as_tiles(out[rows], size))
+    for tiles, rows, into in steps(out, slice(0, len(weights)), Tiles(size, most), weights.shape[1]):
+        np.matmul(x[rows], weights[tiles], out=into)
 
 
 def tile_cuts(count: int, size: int, pieces: int, beside: int, lead: int) -> list[slice]:
