@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from strata.engine.split import balance  # noqa: E402
+from strata.engine.stage_cost import Costs as StageCosts  # noqa: E402
 from strata.messages import EngineFacts, NewTokens, RequestEvent, Terminal, Window  # noqa: E402
 from strata.request import Request, Sampling  # noqa: E402
 from strata.slots import SlotPolicy  # noqa: E402
@@ -124,5 +125,5 @@ def suggest(times: Times, spans: Sequence[int]) -> str:
     layers = [seconds / count for seconds, count in zip(times, spans)]
     layer = min(layers)
     last = max(0.0, times[-1] - layer * spans[-1])
-    cut = balance([layer] * sum(spans), last, [1.0] * len(spans))
+    cut = balance([StageCosts((layer,) * sum(spans), last)] * len(spans))
     return ",".join(str(span.start) for span in (cut or [])[1:])

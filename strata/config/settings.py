@@ -48,13 +48,18 @@ class Settings:
         "What computes: the processors, NVIDIA GPUs, or the GPU's kernels run by the processors (slow, for tests).",
     )
     devices: tuple[str, ...] = row(
-        Devices("names or numbers of devices"), (), ENGINE,
-        "The device of each pipeline stage, in this order; one may come again. None: every visible GPU, one elsewhere, or as many as "
-        "layer_split makes stages.", aliases=("gpu",),
+        Devices("numbers or UUIDs of GPUs, or cpu,"), (), ENGINE,
+        "The device of each pipeline stage, in this order; one may come again. A UUID (GPU-...) may be cut short. CPU and GPUs do not mix. "
+        "None: every visible GPU, one elsewhere, or as many as layer_split makes stages.", aliases=("gpu",),
     )
     layer_split: tuple[int, ...] | None = row(
         Maybe(Integers(0, 100_000, "whole numbers"), "auto"), None, ENGINE,
-        "First layer of each stage but the first. auto: the devices' shares are balanced by bytes.", unit="layers",
+        "First layer of each stage but the first. auto: balanced by bytes and by how fast each GPU was measured to read them.",
+        unit="layers",
+    )
+    peer_copy: bool = row(
+        Switch(), False, ENGINE,
+        "Rows go from GPU to GPU directly where a test at the start gets every byte across. Off: by way of host memory.",
     )
     trim_stage_weights: bool = row(
         Switch(), True, ENGINE, "Each stage loads only its own layers' weights. Always so; off is refused."

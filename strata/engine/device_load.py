@@ -15,8 +15,11 @@ from strata.engine.device_stage import connect
 from strata.engine.families import ModelConfig
 from strata.engine.pipeline import Pipeline
 from strata.engine.stage import StageMemory
+from strata.engine.stage_cost import Rates, packed_is_faster
 from strata.messages import EngineFacts
 from strata.weights.gguf import GGUFFile
+from strata.weights.layouts import PACKED3
+from strata.weights.recode import layouts_for
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +35,15 @@ def stage_name(number: int, info: DeviceInfo, span: range) -> str:
 
 
 def plan_on_devices(
-    settings: Settings, file: GGUFFile, config: ModelConfig, spans: Sequence[range], devices: Sequence[Device]
-) -> tuple[EngineFacts, bool, list[StagePlan]]:
-    """The engine's sizes, whether IQ3_S stays packed, and each stage's plan. Raises SettingError, ModelError."""
+    settings: Settings, file: GGUFFile, config: ModelConfig, spans: Sequence[range], devices: Sequence[Device],
+    rates: Sequence[Rates] | None = None,
+) -> tuple[EngineFacts, tuple[bool, ...], list[StagePlan]]:  # fmt: skip
+    """The engine's sizes, whether each stage keeps IQ3_S packed, and each stage's plan. ``rates``: as measured, of each device.
+
+    Raises SettingError, ModelError.
+    """
     free = free_bytes(devices)
-    facts, packed = size_engine(settings, file, config, spans, free)
+    facts, packed = size_engine(settings, file, config, spans, free, list(map(packed_is_faster, rates)) if rates else None)
     return facts, packed, planner(settings, file, config).stages(spans, free, facts.context, packed)
 
 
@@ -45,17 +52,21 @@ def stage_names(spans: Sequence[range], devices: Sequence[Device]) -> list[str]:
 
 
 def assemble_on_devices(
-    settings: Settings, file: GGUFFile, config: ModelConfig, spans: Sequence[range], devices: Sequence[Device]
-) -> Pipeline:
+    settings: Settings, file: GGUFFile, config: ModelConfig, spans: Sequence[range], devices: Sequence[Device],
+    rates: Sequence[Rates] | None = None,
+) -> Pipeline:  # fmt: skip
     """An engine of one stage for each of ``spans`` on the device beside it. Raises SettingError, ModelError, DeviceError."""
-    facts, packed, plans = plan_on_devices(settings, file, config, spans, devices)
+    facts, packed, plans = plan_on_devices(settings, file, config, spans, devices, rates)
     names = stage_names(spans, devices)
     for line in plan_lines(names, plans, facts):
         log.info(line)
     models: list[tuple[str, Any]] = []  # what leaves the last stage is for the DeviceSampler alone
-    for name, span, device in zip(names, spans, devices, strict=True):
-        models.append((name, load_device_stage(device, file, config, span, facts, packed, planner(settings, file, config).kv)))
-    connect([model for _, model in models])
+    has_choice = any(PACKED3 in layouts_for(tensor.type) for _, tensor in file.tensors.items())
+    for name, span, device, is_packed in zip(names, spans, devices, packed, strict=True):
+        if has_choice:
+            log.info("%s keeps IQ3_S %s", name, "packed" if is_packed else "as nibbles")
+        models.append((name, load_device_stage(device, file, config, span, facts, is_packed, planner(settings, file, config).kv)))
+    connect([model for _, model in models], settings.peer_copy)
     engine = Pipeline(models, facts, cast(Any, DeviceSampler(models[-1][1].ops)))
     engine.memory = tuple(
         StageMemory(device.info.name, each.weights, facts.num_pages * each.page, each.work + each.graphs, device.info.pci_id)

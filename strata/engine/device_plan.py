@@ -1,9 +1,9 @@
 """What fits on devices: a memory plan for each stage before a weight is read. Pure: free bytes are arguments.
 
 A device holds its layers' weights in their layouts, the work space of one window, its graphs, and pages for keys and values with the rest.
-IQ3_S is kept as nibbles (4.31 bits, fewest instructions) where that leaves a full context for every slot, else packed (3.44 bits);
-both give the same bits. A context that was not asked for shrinks to what fits; one that was asked for is kept or refused, with
-what would fit instead.
+IQ3_S is kept as nibbles (4.31 bits) or packed (3.44 bits), whichever the device was measured to multiply quicker, and packed wherever
+nibbles would leave fewer pages than wanted. Each stage has its own choice: both give the same bits. A context that was not asked for
+shrinks to what fits; one that was asked for is kept or refused, with what would fit instead.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata.config import Settings
 from strata.engine.families import ModelConfig
 from strata.engine.device_space import HEAD_ROWS, Tally, WindowSizes, Workspace, gated_widths, window_sizes
 from strata.engine.graphs import ROW_BUCKETS, graph_bytes, launches_of
+from strata.engine.hop import PLACES
 from strata.engine.kernel_ops import routing_of
 from strata.engine.pick_room import PickRoom
 from strata.engine.window_upload import widest
@@ -115,18 +116,21 @@ class Planner:
     kv: str
     chunk: int
     slots: int
+    peer_copy: bool = False
 
     def fixed_bytes(self, span: range, context: int) -> tuple[int, int]:
         """What a stage needs besides weights and pages: to work, and for its graphs."""
         sizes = window_sizes(self.chunk, self.slots, context)
         graphs = graph_bytes(launches_of(self.config, span), self.slots, context)
-        return work_bytes(self.config, sizes, span.stop == self.config.num_layers, self.kv), graphs
+        arriving = PLACES * 4 * sizes.rows * self.config.width if self.peer_copy and span.start else 0
+        return work_bytes(self.config, sizes, span.stop == self.config.num_layers, self.kv) + arriving, graphs
 
-    def stages(self, spans: Sequence[range], free: Sequence[int], context: int, packed: bool) -> list[StagePlan]:
+    def stages(self, spans: Sequence[range], free: Sequence[int], context: int, packed: Sequence[bool]) -> list[StagePlan]:
+        """``packed``: of each stage, whether IQ3_S is."""
         plans = []
-        for span, available in zip(spans, free, strict=True):
+        for span, available, is_packed in zip(spans, free, packed, strict=True):
             page = page_bytes(self.config, len(span), self.kv)
-            weights, (work, graphs) = weight_bytes(self.file, self.config, span, packed), self.fixed_bytes(span, context)
+            weights, (work, graphs) = weight_bytes(self.file, self.config, span, is_packed), self.fixed_bytes(span, context)
             plans.append(StagePlan(weights, work, graphs, page, int(available * (1 - RESERVE)) - weights - work - graphs))
         return plans
 
@@ -135,9 +139,21 @@ class Planner:
         low, high = 0, -(-limit // PAGE_TOKENS)  # in pages
         while low < high:
             middle = (low + high + 1) // 2
-            plans = self.stages(spans, free, middle * PAGE_TOKENS, packed=True)
-            low, high = (middle, high) if min(plan.pages for plan in plans) >= each * middle else (low, middle - 1)
+            low, high = (middle, high) if self.most_pages(spans, free, middle * PAGE_TOKENS) >= each * middle else (low, middle - 1)
         return min(low * PAGE_TOKENS, limit)
+
+    def most_pages(self, spans: Sequence[range], free: Sequence[int], context: int) -> int:
+        """Pages that fit on every stage with the smallest weights."""
+        return min(plan.pages for plan in self.stages(spans, free, context, [True] * len(spans)))
+
+    def most_slots(self, spans: Sequence[range], free: Sequence[int], context: int) -> int:
+        """The most slots, up to those asked for, with which one conversation of ``context`` fits; 0 where it never does.
+
+        Fewer slots need less to work in, and fewer graphs.
+        """
+        pages = -(-context // PAGE_TOKENS)
+        fitting = (slots for slots in range(self.slots, 0, -1) if replace(self, slots=slots).most_pages(spans, free, context) >= pages)
+        return next(fitting, 0)
 
 
 def planner(settings: Settings, file: GGUFFile, config: ModelConfig) -> Planner:
@@ -148,40 +164,35 @@ def planner(settings: Settings, file: GGUFFile, config: ModelConfig) -> Planner:
         raise SettingError(f"kv: {kv} is not served on a device; it keeps {' or '.join(KV_KINDS)}")
     if settings.batch > ROW_BUCKETS[-1]:
         raise SettingError(f"batch: {settings.batch} slots; a device decodes at most {ROW_BUCKETS[-1]} rows at once")
-    return Planner(file, config, kv, max(settings.chunk, ROW_BUCKETS[-1]), settings.batch)
+    return Planner(file, config, kv, max(settings.chunk, ROW_BUCKETS[-1]), settings.batch, settings.peer_copy)
 
 
 KV_KINDS = ("int8", "f16")
 
 
 def size_engine(
-    settings: Settings, file: GGUFFile, config: ModelConfig, spans: Sequence[range], free: Sequence[int]
-) -> tuple[EngineFacts, bool]:
-    """The engine's sizes and whether IQ3_S stays packed. Raises SettingError for what does not fit, with what would."""
+    settings: Settings, file: GGUFFile, config: ModelConfig, spans: Sequence[range], free: Sequence[int],
+    packed_first: Sequence[bool] | None = None,
+) -> tuple[EngineFacts, tuple[bool, ...]]:  # fmt: skip
+    """The engine's sizes, and for each stage whether IQ3_S stays packed. Raises SettingError for what does not fit, with what would.
+
+    ``packed_first``: for each stage whether its device multiplies packed weights quicker; default: none does.
+    """
     plan = planner(settings, file, config)
-    context = settings.context or config.context
-    largest = plan.largest_context(spans, free, context, 1)
-    if not largest:
-        raise SettingError(nothing_fits(plan.stages(spans, free, PAGE_TOKENS, packed=True), spans, free))
-    if largest < context:
-        if settings.context is not None:
-            raise SettingError(context_does_not_fit(plan, spans, free, context, largest))
-        log.warning("context is %d tokens instead of %d: the devices' memory holds no more", largest, context)
-        context = largest
+    context = fitting_context(settings, plan, spans, free)
     wanted = settings.batch * -(-context // PAGE_TOKENS)
     if settings.kv_memory_mib is not None:
         wanted = settings.kv_memory_mib * MIB // page_bytes(config, config.num_layers, plan.kv)
-    pages, packed, plans = 0, False, []
-    for packed in (False, True):
-        plans = plan.stages(spans, free, context, packed)
-        pages = min(wanted, *(each.pages for each in plans))
-        if pages >= wanted:
-            break
+    most = plan.most_pages(spans, free, context)
+    pages = min(wanted, most)
     if pages * PAGE_TOKENS < context or (settings.kv_memory_mib is not None and pages < wanted):
         raise SettingError(
             f"kv_memory_mib: {settings.kv_memory_mib} MiB are {wanted} pages of {PAGE_TOKENS} tokens; a context of {context} needs "
-            f"{-(-context // PAGE_TOKENS)}, and {min(each.pages for each in plans)} fit beside the weights"
+            f"{-(-context // PAGE_TOKENS)}, and {most} fit beside the weights"
         )
+    nibbles = plan.stages(spans, free, context, [False] * len(spans))
+    packed = choose_packed(nibbles, pages, packed_first or [False] * len(spans))
+    plans = plan.stages(spans, free, context, packed)
     facts = EngineFacts(
         num_pages=pages, page_tokens=PAGE_TOKENS, context=context, page_bytes=sum(each.page for each in plans), chunk=plan.chunk,
         max_rows=settings.batch, num_stages=len(spans),
@@ -189,23 +200,47 @@ def size_engine(
     return facts, packed
 
 
-def nothing_fits(plans: Sequence[StagePlan], spans: Sequence[range], free: Sequence[int]) -> str:
+def choose_packed(nibbles: Sequence[StagePlan], pages: int, packed_first: Sequence[bool]) -> tuple[bool, ...]:
+    """For each stage whether IQ3_S stays packed: where that is quicker, and where ``nibbles`` leave no room for ``pages``."""
+    return tuple(first or plan.pages < pages for plan, first in zip(nibbles, packed_first, strict=True))
+
+
+def fitting_context(settings: Settings, plan: Planner, spans: Sequence[range], free: Sequence[int]) -> int:
+    """The context that was asked for, or as much as fits of the model's own. Raises SettingError."""
+    context = settings.context or plan.config.context
+    largest = plan.largest_context(spans, free, context, 1)
+    if not largest:
+        raise SettingError(nothing_fits(plan, spans, free))
+    if largest < context:
+        if settings.context is not None:
+            raise SettingError(context_does_not_fit(plan, spans, free, context, largest))
+        log.warning("context is %d tokens instead of %d: the devices' memory holds no more", largest, context)
+    return largest
+
+
+def nothing_fits(plan: Planner, spans: Sequence[range], free: Sequence[int]) -> str:
     """What the stage that lacks most needs and has."""
+    plans = plan.stages(spans, free, PAGE_TOKENS, [True] * len(spans))
     number = min(range(len(plans)), key=lambda index: plans[index].room - 2 * plans[index].page)
-    plan, span = plans[number], spans[number]
-    needed = plan.weights + plan.work + plan.graphs + 2 * plan.page
+    short, span = plans[number], spans[number]
+    needed = short.weights + short.work + short.graphs + 2 * short.page
+    slots = plan.most_slots(spans, free, PAGE_TOKENS)
+    less = f"--batch {slots} (one page would fit), or a lower --chunk" if slots else "or a lower --chunk"
     return (
-        f"model: stage {number}, layers {span.start} to {span.stop - 1}, needs {-(-needed // MIB)} MiB ({plan.weights // MIB} for weights) "
-        f"and {int(free[number] * (1 - RESERVE)) // MIB} are free for it; take more devices, a smaller model, or a lower --chunk"
+        f"model: stage {number}, layers {span.start} to {span.stop - 1}, needs {-(-needed // MIB)} MiB "
+        f"({short.weights // MIB} for weights) and {int(free[number] * (1 - RESERVE)) // MIB} are free for it; "
+        f"take more devices, a smaller model, {less}"
     )
 
 
 def context_does_not_fit(plan: Planner, spans: Sequence[range], free: Sequence[int], context: int, largest: int) -> str:
     """The refusal of a context that was asked for, with the contexts and slots that would do."""
-    every = plan.largest_context(spans, free, context, plan.slots)
+    every, slots = plan.largest_context(spans, free, context, plan.slots), plan.most_slots(spans, free, context)
     text = f"context: one conversation of {context} tokens does not fit beside the weights; the largest that fits is --context {largest}"
     if plan.slots > 1 and every:
         text += f", and {plan.slots} slots have a full one each up to --context {every}"
+    if slots:
+        text += f"; with --batch {slots} one of {context} fits"
     if plan.kv == "f16":
         text += "; --kv int8 holds about twice as much"
     return text

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, ItemsView, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
 from strata.config import Settings
-from strata.devices.base import DeviceError
+from strata.devices.base import Device, DeviceError
 from strata.engine.cpu_load import assemble_on_cpu, describe_on_cpu
 from strata.engine.device_load import assemble_on_devices, plan_on_devices, stage_names
 from strata.engine.device_plan import plan_lines
+from strata.engine.device_rates import needed_rates
 from strata.engine.families import ModelConfig, read_config
 from strata.engine.pipeline import Pipeline
 from strata.engine.placement import device_lines, open_devices, split_over_devices, split_over_threads, stage_devices
 from strata.engine.resources import processors
 from strata.engine.split import share_threads
+from strata.engine.stage_cost import Rates
 from strata.errors import StartError
 from strata.weights.gguf import GGUFFile, Tensor
 
@@ -54,16 +56,28 @@ def assemble(settings: Settings, file: GGUFFile, config: ModelConfig) -> Pipelin
     names, spans = stage_devices(settings, config)
     if settings.device == "cpu":
         threads = share_threads(settings.threads or processors(), len(names))
-        return assemble_on_cpu(settings, file, config, spans or split_over_threads(file, config, threads), threads)
-    devices = open_devices(settings, names)
+        return assemble_on_cpu(settings, file, config, spans or split_over_threads(settings, file, config, threads), threads)
+    devices, spans, rates = open_and_place(settings, file, config, names, spans)
     for line in device_lines(names, devices):
         log.info(line)
     try:
-        engine = assemble_on_devices(settings, file, config, spans or split_over_devices(settings, file, config, devices), devices)
+        engine = assemble_on_devices(settings, file, config, spans, devices, rates)
     except DeviceError as error:
         raise StartError(str(error)) from error
     engine.memory = tuple(replace(memory, device=name) for memory, name in zip(engine.memory, names, strict=True))
     return engine
+
+
+def open_and_place(
+    settings: Settings, file: GGUFFile, config: ModelConfig, names: Sequence[str], spans: list[range] | None
+) -> tuple[list[Device], list[range], list[Rates]]:
+    """The devices of these names, their layers (``spans`` where asked for), and what was measured of them. Raises StartError."""
+    devices = open_devices(settings, names)
+    try:
+        rates = needed_rates(file, devices, settings.kernel_cache)
+        return devices, spans or split_over_devices(settings, file, config, devices, rates), rates
+    except DeviceError as error:
+        raise StartError(str(error)) from error
 
 
 def describe_engine(settings: Settings, file: GGUFFile) -> list[str]:
@@ -72,12 +86,11 @@ def describe_engine(settings: Settings, file: GGUFFile) -> list[str]:
     names, spans = stage_devices(settings, config)
     if settings.device == "cpu":
         threads = share_threads(settings.threads or processors(), len(names))
-        spans = spans or split_over_threads(file, config, threads)
+        spans = spans or split_over_threads(settings, file, config, threads)
         facts, lines = describe_on_cpu(settings, file, config, spans, threads)
     else:
-        devices = open_devices(settings, names)
-        spans = spans or split_over_devices(settings, file, config, devices)
-        facts, _, plans = plan_on_devices(settings, file, config, spans, devices)
+        devices, spans, rates = open_and_place(settings, file, config, names, spans)
+        facts, _, plans = plan_on_devices(settings, file, config, spans, devices, rates)
         lines = device_lines(names, devices) + plan_lines(stage_names(spans, devices), plans, facts)
     return [*lines, f"{settings.batch} slots, {facts.context} tokens a request at most"]
 

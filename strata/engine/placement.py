@@ -6,25 +6,23 @@ the cut is would then show in the tokens.
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import cast
-
-import numpy as np
 
 from strata.config import Settings
 from strata.devices.base import Device, DeviceError
 from strata.devices.cuda import CudaDevice, visible_devices
+from strata.devices.driver import gpu_uuids
 from strata.devices.emulated import EmulatedDevice
 from strata.engine.device_load import free_bytes
 from strata.engine.device_plan import PAGE_TOKENS, RESERVE, page_bytes, planner, tensor_bytes
 from strata.engine.families import ModelConfig
 from strata.engine.split import asked_split, balance
+from strata.engine.stage_cost import Rates, costs, device_seconds, float_seconds
 from strata.errors import SettingError, StartError
 from strata.weights.gguf import GGUFFile, Tensor
 
-PROBE_BYTES = 1 << 26
 GIB = 1 << 30
 
 
@@ -41,9 +39,9 @@ def stage_devices(settings: Settings, config: ModelConfig) -> tuple[list[str], l
         spans = asked_split(settings.layer_split, config.num_layers, len(names) or None)
     on_cpu = settings.device == "cpu"
     for name in names:
-        if (name == "cpu") != on_cpu or not (on_cpu or name.isdigit()):
-            wanted = "each stage is called cpu" if on_cpu else "devices are called by number: 0,1"
-            raise SettingError(f"devices: {name} is none of --device {settings.device}, where {wanted}")
+        fault = name_fault(name, settings.device)
+        if fault:
+            raise SettingError(f"devices: {name} {fault}")
     if len(names) > config.num_layers:
         raise SettingError(f"devices: {len(names)} stages, and the model has {config.num_layers} layers; name fewer devices")
     if not names:
@@ -52,6 +50,34 @@ def stage_devices(settings: Settings, config: ModelConfig) -> tuple[list[str], l
             stages = min(visible_devices(), config.num_layers)
         names = ["cpu" if on_cpu else str(number) for number in range(stages)]
     return names, spans
+
+
+UUID = re.compile(r"(gpu-|mig-)[0-9a-f-]+|[0-9a-f]{4}[0-9a-f-]*", re.IGNORECASE)
+
+
+def name_fault(name: str, kind: str) -> str:
+    """Why a stage cannot be on ``name`` with --device ``kind``, and what to write instead; "" where it can."""
+    if name == "cpu":
+        mixed = "beside devices: the two round differently, and tokens would depend on the cut"
+        return "" if kind == "cpu" else f"is not served {mixed}; name devices alone, or take --device cpu"
+    if kind == "cpu":
+        return f"is not the CPU, where each stage is called cpu; write cpu,cpu for two, or take --device cuda for GPU {name}"
+    if name.isdigit() or (kind == "cuda" and UUID.fullmatch(name)):
+        return ""
+    by_uuid = ", or by UUID: GPU-..., as nvidia-smi -L prints it" if kind == "cuda" else ""
+    return f"is no device; devices are called by number: 0,1{by_uuid}"
+
+
+def gpu_number(name: str, uuids: Sequence[str]) -> int:
+    """The number of the GPU of this name. ``uuids``: of the visible ones, in order. Raises SettingError."""
+    if name.isdigit():
+        return int(name)
+    wanted = name.lower().removeprefix("gpu-").removeprefix("mig-")
+    found = [number for number, uuid in enumerate(uuids) if uuid.lower().removeprefix("gpu-").startswith(wanted)]
+    if len(found) != 1:
+        seen = ", ".join(f"{number} is {uuid or 'without a UUID'}" for number, uuid in enumerate(uuids))
+        raise SettingError(f"devices: {name} names {'more than one' if found else 'no'} visible GPU; {seen}")
+    return found[0]
 
 
 class Parts:
@@ -80,35 +106,35 @@ class Parts:
         return sum(self.layers[span.start : span.stop]) + first + (self.output if span.stop == len(self.layers) else 0)
 
 
-def split_over_threads(file: GGUFFile, config: ModelConfig, threads: Sequence[int]) -> list[range]:
+def split_over_threads(settings: Settings, file: GGUFFile, config: ModelConfig, threads: Sequence[int]) -> list[range]:
     """A balanced split on the CPU, for stages with so many threads each."""
-    parts = Parts(file, config, lambda tensor: row_bytes(tensor, config))
-    return balance(parts.layers, parts.output, threads) or [range(config.num_layers)]
-
-
-def row_bytes(tensor: Tensor, config: ModelConfig) -> int:
-    """Float32 bytes of a tensor that one row's pass reads: of experts, those that it goes to."""
-    size = 4 * math.prod(tensor.shape)
-    return size * config.experts.used // config.experts.count if config.experts and len(tensor.shape) == 3 else size
+    whole = [range(config.num_layers)]
+    if len(threads) == 1:
+        return whole
+    return balance([costs(settings, file, config, float_seconds(config, count)) for count in threads]) or whole
 
 
 # ---------------------------------------------------------------- devices
 
 
 def open_devices(settings: Settings, names: Sequence[str]) -> list[Device]:
-    """The devices of these names, in order; one that is named twice is opened once. Raises StartError."""
+    """The devices of these names, in order; one that is named twice is opened once. Raises SettingError, StartError."""
+    numbers: list[int | str] = list(names)
+    if settings.device == "cuda":
+        uuids = [] if all(map(str.isdigit, names)) else gpu_uuids(visible_devices())
+        numbers = [gpu_number(name, uuids) for name in names]
     cache = settings.kernel_cache
 
-    def opened_one(name: str) -> Device:
+    def opened_one(number: int | str) -> Device:
         if settings.device == "cuda":
-            return cast(Device, CudaDevice(int(name), cache=cache, toolkit=settings.cuda_toolkit))
+            return cast(Device, CudaDevice(int(number), cache=cache, toolkit=settings.cuda_toolkit))
         return cast(Device, EmulatedDevice(cache=cache, compiler=settings.compiler))
 
     try:
-        opened = {name: opened_one(name) for name in dict.fromkeys(names)}
+        opened = {number: opened_one(number) for number in dict.fromkeys(numbers)}
     except DeviceError as error:
         raise StartError(str(error)) from error
-    return [opened[name] for name in names]
+    return [opened[number] for number in numbers]
 
 
 def device_lines(names: Sequence[str], devices: Sequence[Device]) -> list[str]:
@@ -117,18 +143,25 @@ def device_lines(names: Sequence[str], devices: Sequence[Device]) -> list[str]:
     for name, device in dict(zip(names, devices, strict=True)).items():
         info, memory = device.info, device.memory()
         size = f"{memory.total / GIB:.1f} GiB of memory, {memory.free / GIB:.1f} free"
-        lines.append(f"device {name}: " + ", ".join(filter(None, [info.name, info.pci_id, f"sm_{info.arch}" if info.arch else "", size])))
+        facts = [info.name, info.pci_id, info.uuid, f"sm_{info.arch}" if info.arch else "", size]
+        lines.append(f"device {name}: " + ", ".join(filter(None, facts)))
     return lines
 
 
-def split_over_devices(settings: Settings, file: GGUFFile, config: ModelConfig, devices: Sequence[Device]) -> list[range]:
+def split_over_devices(
+    settings: Settings, file: GGUFFile, config: ModelConfig, devices: Sequence[Device], rates: Sequence[Rates]
+) -> list[range]:
     """A balanced split that leaves every device room for keys and values: of every slot's full context, else of one, else of a page.
 
-    Where not even the weights fit, the split is balanced all the same: the plan says what is missing.
+    ``rates``: of each device. Where not even the weights fit, the split is balanced all the same: the plan says what is missing.
     """
+    whole = [range(config.num_layers)]
+    if len(devices) == 1:
+        return whole
     context = settings.context or config.context
     parts = Parts(file, config, lambda tensor: tensor_bytes(tensor, packed=True))
-    speeds, frees, plan = speeds_of(devices), free_bytes(devices), planner(settings, file, config)
+    stages = [costs(settings, file, config, device_seconds(config, each)) for each in rates]
+    frees, plan = free_bytes(devices), planner(settings, file, config)
     page = page_bytes(config, 1, plan.kv)
     for tokens in (settings.batch * context, context, 1):
         pages = -(-tokens // PAGE_TOKENS) + 1
@@ -137,27 +170,7 @@ def split_over_devices(settings: Settings, file: GGUFFile, config: ModelConfig, 
             fixed = sum(plan.fixed_bytes(span, min(tokens, context)))
             return parts.of(span) + fixed + pages * page * len(span) <= int(frees[stage] * (1 - RESERVE))
 
-        found = balance(parts.layers, parts.output, speeds, fits)
+        found = balance(stages, fits)
         if found is not None:
             return found
-    return balance(parts.layers, parts.output, speeds) or [range(config.num_layers)]
-
-
-def speeds_of(devices: Sequence[Device]) -> list[float]:
-    """Bytes a second that each device reads; devices of one name have one speed, so that a split does not change from start to start."""
-    kinds: Mapping[str, Device] = {device.info.name: device for device in devices}
-    measured = {name: bandwidth(device) for name, device in kinds.items()} if len(kinds) > 1 else dict.fromkeys(kinds, 1.0)
-    return [measured[device.info.name] for device in devices]
-
-
-def bandwidth(device: Device) -> float:
-    """Bytes a second that a copy within the device's memory reads: decoding reads the weights at the same rate."""
-    stream = device.stream()
-    source, target = (device.allocate((PROBE_BYTES,), np.uint8) for _ in range(2))
-    device.copy(target, source, stream)
-    stream.synchronize()
-    started = time.perf_counter()
-    for _ in range(8):
-        device.copy(target, source, stream)
-    stream.synchronize()
-    return 8 * PROBE_BYTES / (time.perf_counter() - started)
+    return balance(stages) or whole

@@ -1,7 +1,7 @@
 """Where to cut the layers of a model into stages: pure decisions over numbers.
 
-A pipeline is as fast as its busiest stage, so ``balance`` makes the slowest stage as fast as it can be: a stage costs the bytes that it
-reads for a window, divided by the speed of its device. What only the last stage has (the output matrix, a drafter) is counted there.
+A pipeline is as fast as its busiest stage, so ``balance`` makes the slowest stage as fast as it can be, from what a window costs each
+device (stage_cost.py). What only the last stage has (the output matrix, a drafter) is counted there.
 A cut that was asked for is kept or refused, with what was probably meant: other servers want counts or shares where we want layers.
 """
 
@@ -11,28 +11,29 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
+from strata.engine.stage_cost import Costs
 from strata.errors import SettingError
 
 Fits = Callable[[int, range], bool]
 
 
-def balance(costs: Sequence[float], last: float, speeds: Sequence[float], fits: Fits = lambda stage, span: True) -> list[range] | None:
-    """Consecutive spans, one for each of ``speeds``, none empty, so that the largest stage time is least; None where none ``fits``.
+def balance(stages: Sequence[Costs], fits: Fits = lambda stage, span: True) -> list[range] | None:
+    """Consecutive spans, one for each of ``stages``, none empty, so that the largest stage time is least; None where none ``fits``.
 
-    ``costs``: of each layer; ``last``: added to the last stage. ``fits(stage, span)``: whether a stage may have these layers.
-    Among such cuts the other stages are kept even, and a rest goes to the earlier ones: the last has to pick the tokens as well.
-    O(stages * layers^2).
+    ``stages``: what all layers would cost each stage's device, and the last one beside them. ``fits(stage, span)``: whether a stage may
+    have these layers. Among such cuts the other stages are kept even, and a rest goes to the earlier ones: the last has to pick the
+    tokens as well. O(stages * layers^2).
     """
-    layers, sums, never = len(costs), [0.0, *accumulate(costs)], (math.inf, math.inf)
+    layers, never = len(stages[0].layers), (math.inf, math.inf)
     # best[end]: (largest time, sum of squares) of the stages so far, which hold the layers before ``end``; cuts: where the last one began.
     best = [(0.0, 0.0)] + [never] * layers
     cuts: list[list[int]] = []
-    for stage, speed in enumerate(speeds):
-        extra = last if stage + 1 == len(speeds) else 0.0
+    for stage, costs in enumerate(stages):
+        sums, extra = [0.0, *accumulate(costs.layers)], costs.last if stage + 1 == len(stages) else 0.0
         times, begins = [never] * (layers + 1), [0] * (layers + 1)
         for end in range(stage + 1, layers + 1):
             for begin in range(end - 1, stage - 1, -1):
-                time = (sums[end] - sums[begin] + extra) / speed
+                time = sums[end] - sums[begin] + extra
                 this = max(best[begin][0], time), best[begin][1] + time * time
                 if this < times[end] and fits(stage, range(begin, end)):
                     times[end], begins[end] = this, begin

@@ -13,7 +13,7 @@ from strata.engine import sizes
 from strata.engine.expert_sizes import SHARE, ExpertRoom, expert_bytes, expert_room
 from strata.engine.families import ModelConfig, read_config
 from strata.engine.load import describe_engine, load_engine
-from strata.engine.placement import Parts, row_bytes
+from strata.engine.stage_cost import costs, float_seconds
 from strata.errors import SettingError
 from strata.weights.gguf import GGUFFile
 from tests.engine.running import MOE
@@ -117,8 +117,9 @@ def test_a_split_counts_what_a_row_reads() -> None:
     """Two of eight experts; and the draft block goes with the last stage."""
     with GGUFFile.open(GLM4MOE) as file:
         config = read_config(file)
-        parts = Parts(file, config, lambda tensor: row_bytes(tensor, config))
+        plain, drafting = (costs(Settings(spec=spec), file, config, float_seconds(config, 1)) for spec in (1, 3))
     attention = 4 * (2 * 256 * 256 + 2 * 128 * 256 + 256 + 128 + 128 + 256 + 64 + 64 + 256)
-    assert parts.layers[0] == attention + 4 * 3 * 512 * 256
-    assert parts.layers[1:] == [attention + 4 * (3 * 256 * 256 + 8 * 256 + 8) + 2 * ONE] * 3
-    assert parts.output == parts.layers[1] + 4 * (512 * 256 + 256) + 4 * (2 * 256 * 256 + 2 * 512 * 256 + 3 * 256)
+    assert plain.layers[0] == attention + 4 * 3 * 512 * 256
+    assert plain.layers[1:] == (attention + 4 * (3 * 256 * 256 + 8 * 256 + 8) + 2 * ONE,) * 3
+    assert plain.last == 4 * 512 * 256 and drafting.layers == plain.layers
+    assert drafting.last == plain.last + 2 * (plain.layers[1] + 4 * (2 * 256 * 256 + 3 * 256) + plain.last)

@@ -9,42 +9,47 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.engine.split import asked_split, balance, share_threads, spans
+from strata.engine.stage_cost import Costs
 from strata.errors import SettingError
 
 
-def stage_times(cut: list[range], costs: list[float], last: float, speeds: list[float]) -> list[float]:
-    sums = [sum(costs[layer] for layer in span) for span in cut]
-    sums[-1] += last
-    return [total / speed for total, speed in zip(sums, speeds, strict=True)]
+def stage_times(cut: list[range], stages: list[Costs]) -> list[float]:
+    times = [sum(stage.layers[layer] for layer in span) for stage, span in zip(stages, cut, strict=True)]
+    times[-1] += stages[-1].last
+    return times
+
+
+def even(layers: int, stages: int, last: float = 0.0) -> list[Costs]:
+    return [Costs((1.0,) * layers, last)] * stages
 
 
 @given(st.data())
 def test_no_other_cut_is_faster(data: st.DataObject) -> None:
-    costs = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=9))
-    stages = data.draw(st.integers(1, len(costs)))
-    speeds = data.draw(st.lists(st.integers(1, 4), min_size=stages, max_size=stages))
-    last = data.draw(st.integers(0, 40))
-    room = data.draw(st.lists(st.integers(1, 100), min_size=stages, max_size=stages))
+    layers = data.draw(st.integers(1, 9))
+    several = st.lists(st.integers(1, 20), min_size=layers, max_size=layers)
+    stages = [Costs(tuple(data.draw(several)), data.draw(st.integers(0, 40))) for _ in range(data.draw(st.integers(1, layers)))]
+    room = data.draw(st.lists(st.integers(1, 100), min_size=len(stages), max_size=len(stages)))
 
     def fits(stage: int, span: range) -> bool:
-        return sum(costs[layer] for layer in span) <= room[stage]
+        return sum(stages[stage].layers[layer] for layer in span) <= room[stage]
 
-    every = [spans(firsts, len(costs)) for firsts in combinations(range(1, len(costs)), stages - 1)]
+    every = [spans(firsts, layers) for firsts in combinations(range(1, layers), len(stages) - 1)]
     every = [cut for cut in every if all(fits(stage, span) for stage, span in enumerate(cut))]
-    found = balance(costs, last, speeds, fits)
+    found = balance(stages, fits)
     assert (found is None) == (not every)
     if found is not None:
         assert found in every
-        best = min(max(stage_times(cut, costs, last, speeds)) for cut in every)
-        assert max(stage_times(found, costs, last, speeds)) == pytest.approx(best)
+        assert max(stage_times(found, stages)) == pytest.approx(min(max(stage_times(cut, stages)) for cut in every))
 
 
 def test_what_is_known_by_hand() -> None:
-    assert balance([1.0] * 48, 0.0, [1.0] * 4) == [range(0, 12), range(12, 24), range(24, 36), range(36, 48)]
-    assert balance([1.0] * 7, 0.0, [1.0] * 3) == [range(0, 3), range(3, 5), range(5, 7)], "a rest goes to the earlier stages"
-    assert balance([1.0] * 30, 8.0, [1.0, 1.0]) == [range(0, 19), range(19, 30)], "the output matrix is worth eight layers"
-    assert balance([1.0] * 9, 0.0, [2.0, 1.0]) == [range(0, 6), range(6, 9)], "the faster device has more"
-    assert balance([1.0] * 3, 0.0, [1.0] * 4) is None, "a stage would be empty"
+    assert balance(even(48, 4)) == [range(0, 12), range(12, 24), range(24, 36), range(36, 48)]
+    assert balance(even(7, 3)) == [range(0, 3), range(3, 5), range(5, 7)], "a rest goes to the earlier stages"
+    assert balance(even(30, 2, last=8.0)) == [range(0, 19), range(19, 30)], "the output matrix is worth eight layers"
+    assert balance([Costs((0.5,) * 9, 0.0), *even(9, 1)]) == [range(0, 6), range(6, 9)], "the faster device has more"
+    likes_the_end = Costs((2.0,) * 6 + (0.5,) * 2, 0.0)
+    assert balance([*even(8, 1), likes_the_end]) == [range(0, 5), range(5, 8)], "a device may be good at some layers"
+    assert balance(even(3, 4)) is None, "a stage would be empty"
 
 
 def test_an_asked_split_is_kept() -> None:

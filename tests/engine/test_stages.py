@@ -73,9 +73,12 @@ def test_int8_pages_and_prompts_read_by_rows_are_the_same_in_stages() -> None:
 
 @pytest.mark.cxx
 @needs_compiler
-@pytest.mark.parametrize("split, devices", [((2,), ()), ((1, 3), ("0", "1", "0")), ((1, 2, 3), ("3", "2", "1", "0"))])
-def test_a_layer_split_changes_no_token_on_the_emulated_device(split: tuple[int, ...], devices: tuple[str, ...]) -> None:
-    assert answers(TINY, 4, device="emulated", layer_split=split, devices=devices) == answers(TINY, 4, device="emulated")
+@pytest.mark.parametrize("settings", [
+    {"layer_split": (2,)}, {"layer_split": (1, 3), "devices": ("0", "1", "0")}, {"layer_split": (1, 3), "peer_copy": True},
+    {"layer_split": (1, 2, 3), "devices": ("3", "2", "1", "0")},
+])
+def test_a_layer_split_changes_no_token_on_the_emulated_device(settings: dict[str, Any]) -> None:
+    assert answers(TINY, 4, device="emulated", **settings) == answers(TINY, 4, device="emulated")
 
 
 # ---------------------------------------------------------------- what each stage holds
@@ -134,7 +137,7 @@ def test_a_small_device_gets_what_fits() -> None:
         plan = planner(settings, file, config)
 
         def split(first: Card, second: Card) -> list[range]:
-            return split_over_devices(settings, file, config, [first, second])
+            return split_over_devices(settings, file, config, [first, second], [None, None])
 
         assert split(large, large) == [range(0, 2), range(2, 4)]
         for span, wanted in ((range(0, 1), [range(0, 1), range(1, 4)]), (range(3, 4), [range(0, 3), range(3, 4)])):
@@ -143,31 +146,14 @@ def test_a_small_device_gets_what_fits() -> None:
         assert split(Card("card", 1000), large) == [range(0, 2), range(2, 4)], "the plan will say what is missing"
 
 
-def test_unlike_devices_are_measured_and_like_ones_have_one_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = {"fast": 3.0, "slow": 1.0}
-    monkeypatch.setattr(placement, "bandwidth", lambda device: rates[device.info.name])
-    cards = [Card("fast", 1), Card("slow", 1), Card("fast", 1)]
-    assert placement.speeds_of(cards) == [3.0, 1.0, 3.0]
-    monkeypatch.setattr(placement, "bandwidth", lambda device: pytest.fail("no need to measure"))
-    assert placement.speeds_of([Card("fast", 1), Card("fast", 1)]) == [1.0, 1.0]
-
-
-@pytest.mark.cxx
-@needs_compiler
-def test_bandwidth_is_measured_by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "PROBE_BYTES", 1 << 20)
-    device = EmulatedDevice()
-    assert placement.bandwidth(device) > 1e6
-    assert device.memory().free == device.memory().total
-
-
 # ---------------------------------------------------------------- devices by name
 
 
 @pytest.mark.parametrize("settings, words", [
-    ({"devices": ("cpu", "0")}, "devices: 0 is none of --device cpu, where each stage is called cpu"),
-    ({"device": "emulated", "devices": ("0", "cpu")}, "devices: cpu is none of --device emulated, where devices are called by number"),
-    ({"device": "emulated", "devices": ("0", "-1")}, "devices: -1 is none"),
+    ({"devices": ("cpu", "0")}, "devices: 0 is not the CPU, where each stage is called cpu; write cpu,cpu"),
+    ({"device": "emulated", "devices": ("0", "cpu")}, "devices: cpu is not served beside devices: .* name devices alone"),
+    ({"device": "emulated", "devices": ("0", "-1")}, "devices: -1 is no device; devices are called by number: 0,1"),
+    ({"device": "emulated", "devices": ("GPU-8932f937",)}, "devices: GPU-8932f937 is no device"),
     ({"devices": ("cpu",) * 5}, "devices: 5 stages, and the model has 4 layers"),
     ({"layer_split": (1, 2), "devices": ("cpu", "cpu")}, "makes 3 stages, and 2 devices are named"),
     ({"trim_stage_weights": False}, "trim_stage_weights: off is not served"),

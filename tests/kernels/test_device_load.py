@@ -12,6 +12,7 @@ from strata.devices.host_compiler import find_compiler
 from strata.engine.device_load import assemble_on_devices
 from strata.engine.device_plan import planner, size_engine, weight_bytes
 from strata.engine.families import read_config
+from strata.engine.hop import PLACES
 from strata.errors import SettingError
 from strata.messages import EngineFailed, Segment, Window
 from strata.request import Sampling
@@ -32,7 +33,7 @@ def test_a_large_device_holds_every_slot_and_a_small_one_what_it_can(opened):
     file, config = opened
     spans = [range(0, 2), range(2, 4)]
     facts, packed = size_engine(SETTINGS, file, config, spans, [1 << 30, 1 << 30])
-    assert facts.num_pages == 2 * 5 and not packed and facts.num_stages == 2 and facts.page_bytes == 4 * 2 * 2 * 64 * 66
+    assert facts.num_pages == 2 * 5 and packed == (False, False) and facts.num_stages == 2 and facts.page_bytes == 4 * 2 * 2 * 64 * 66
     nibbles, kept = (sum(weight_bytes(file, config, span, packed) for span in spans) for packed in (False, True))
     assert kept < nibbles
     sizes = {}
@@ -42,15 +43,16 @@ def test_a_large_device_holds_every_slot_and_a_small_one_what_it_can(opened):
         except SettingError as error:
             assert "context: one conversation of 300 tokens does not fit" in str(error) or "needs" in str(error)
             continue
-        sizes[facts.num_pages] = packed
+        [sizes[facts.num_pages]] = packed
     assert sorted(sizes) == [5, 6, 7, 8, 9, 10] and sizes[5] and not sizes[10]  # packed where memory is short
 
 
-def test_what_is_refused_is_refused_with_what_would_fit(opened):
+@pytest.mark.parametrize("batch", [2, 16])
+def test_what_is_refused_is_refused_with_what_would_fit(opened, batch):
     """The numbers in the refusals are right: the context named fits, the next larger does not; the auto context is that one."""
-    settings = replace(SETTINGS, context=500)
+    settings = replace(SETTINGS, context=500, batch=batch)
     seen = set()
-    for free in range(4 << 20, 12 << 20, 1 << 16):
+    for free in range(4 << 20, 20 << 20, 1 << 16):
         try:
             size_engine(settings, *opened, [range(4)], [free])
             continue
@@ -59,6 +61,9 @@ def test_what_is_refused_is_refused_with_what_would_fit(opened):
         if "model: stage 0, layers 0 to 3, needs" in text:
             needed, have = (int(number) for number in re.findall(r"needs (\d+) MiB.* and (\d+) are free", text)[0])
             assert needed >= have
+            for fewer in map(int, re.findall(r"--batch (\d+) \(one page would fit\)", text)):
+                assert size_engine(replace(settings, batch=fewer, context=16), *opened, [range(4)], [free])[0].num_pages >= 1
+                seen.add("fewer slots for the model")
             seen.add("model")
             continue
         largest = int(re.findall(r"largest that fits is --context (\d+)", text)[0])
@@ -66,11 +71,38 @@ def test_what_is_refused_is_refused_with_what_would_fit(opened):
         with pytest.raises(SettingError, match=f"--context {largest}"):
             size_engine(replace(settings, context=largest + 1), *opened, [range(4)], [free])
         assert size_engine(replace(settings, context=None), *opened, [range(4)], [free])[0].context == largest
-        for each in re.findall(r"2 slots have a full one each up to --context (\d+)", text):
+        for fewer in map(int, re.findall(r"with --batch (\d+) one of 500 fits", text)):
+            assert fewer < settings.batch and size_engine(replace(settings, batch=fewer), *opened, [range(4)], [free])[0].context == 500
+            with pytest.raises(SettingError):
+                size_engine(replace(settings, batch=fewer + 1), *opened, [range(4)], [free])
+            seen.add("fewer")
+        for each in re.findall(rf"{batch} slots have a full one each up to --context (\d+)", text):
             facts, _ = size_engine(replace(settings, context=int(each)), *opened, [range(4)], [free])
-            assert facts.num_pages == 2 * -(-int(each) // 64)
+            assert facts.num_pages == batch * -(-int(each) // 64)
             seen.add("slots")
-    assert seen == {"model", "slots"}
+    assert seen == {"model", "fewer slots for the model", "fewer", "slots"}
+
+
+def test_each_stage_keeps_the_layout_that_is_quicker_unless_memory_wants_the_smaller(opened):
+    """The free memory of one stage runs down; the other one has plenty. What was chosen is what the plan then counts."""
+    spans, plan = [range(0, 2), range(2, 4)], planner(SETTINGS, *opened)
+    for free in range(4 << 20, 12 << 20, 1 << 17):
+        try:
+            facts, packed = size_engine(SETTINGS, *opened, spans, [free, 1 << 30])
+        except SettingError:
+            continue
+        assert not packed[1], "its nibbles leave as many pages as the other stage has"
+        assert min(each.pages for each in plan.stages(spans, [free, 1 << 30], 300, packed)) >= facts.num_pages
+        assert packed[0] == (plan.stages(spans, [free, 1 << 30], 300, (False, False))[0].pages < facts.num_pages)
+        for first in ((True, False), (False, True), (True, True)):
+            both, chosen = size_engine(SETTINGS, *opened, spans, [free, 1 << 30], first)
+            assert both.num_pages == facts.num_pages and chosen == (packed[0] or first[0], first[1])
+
+
+def test_places_for_direct_copies_are_planned_on_the_stages_that_get_them(opened):
+    plans = [planner(replace(SETTINGS, peer_copy=on), *opened) for on in (False, True)]
+    first, second = ([plan.fixed_bytes(span, 300)[0] for plan in plans] for span in (range(0, 2), range(2, 4)))
+    assert first[0] == first[1] and second[1] - second[0] == PLACES * 64 * opened[1].width * 4
 
 
 def test_memory_for_keys_and_values_that_is_not_there_is_refused(opened):
@@ -96,7 +128,7 @@ def test_a_plan_is_what_a_stage_allocates(opened, kv):
     free = [device.memory().free for device in devices]
     settings = replace(SETTINGS, kv=kv)
     engine = assemble_on_devices(settings, *opened, spans, devices)
-    plans = planner(settings, *opened).stages(spans, free, 300, packed=False)
+    plans = planner(settings, *opened).stages(spans, free, 300, packed=[False, False])
     for stage, device, before, plan in zip(engine.stages, devices, free, plans):
         used, planned = before - device.memory().free, plan.weights + plan.work + (engine.facts.num_pages + 1) * plan.page
         assert stage.model.ops.pages.data.nbytes == (engine.facts.num_pages + 1) * plan.page
