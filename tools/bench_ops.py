@@ -109,26 +109,26 @@ def bare_row(threads: Threads, needed: list[Product]) -> Callable[[], None]:
 
 def bare_rows(threads: Threads, needed: list[Product]) -> Callable[[], None]:
     """All products of a few rows, whose bits depend on no other row: by tiles where BLAS has kernels for them, else block by block."""
-    jobs: list[Callable[[int], object]] = []
+    jobs: list[tuple[list[slice], Callable[[slice], object]]] = []
     for each in needed:
         count, _, block, columns = each.blocks.shape
         tiles, shares = tiles_for(columns), cuts(count, threads.count)
-        shares += [slice(0, 0)] * (threads.count - len(shares))
         x, out = np.ones((each.rows, columns), np.float32), np.empty((each.rows, count * block), np.float32)
         if tiles is not None:
             weights = each.blocks[:, 0].swapaxes(1, 2)
-            jobs.append(lambda index, x=x, weights=weights, most=tiles.rows, out=out, shares=shares, block=block: multiply(
-                x, weights[shares[index]], most, out[:, shares[index].start * block : shares[index].stop * block]
-            ))
+            jobs.append((shares, lambda mine, x=x, weights=weights, most=tiles.rows, out=out, block=block: multiply(
+                x, weights[mine], most, out[:, mine.start * block : mine.stop * block]
+            )))
         else:
             result = out.reshape(count, each.rows, block, 1)
-            jobs.append(lambda index, x=x[None, :, :, None], blocks=each.blocks, out=result, shares=shares: np.matmul(
-                blocks[shares[index]], x, out=out[shares[index]], order="C"
-            ))
+            jobs.append((shares, lambda mine, x=x[None, :, :, None], blocks=each.blocks, out=result: np.matmul(
+                blocks[mine], x, out=out[mine], order="C"
+            )))
 
     def work(index: int) -> None:
-        for job in jobs:
-            job(index)
+        for shares, job in jobs:
+            if index < len(shares):
+                job(shares[index])
 
     return lambda: threads.run(work)
 
