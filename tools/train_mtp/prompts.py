@@ -95,7 +95,7 @@ OPENINGS = (
     "How to learn about {t}:\n\nStep 1:", "Review: I tried {t} for a month. Here is what", "def {i}(", "class {I}:\n    \"\"\"",
     "import os\n\n# {t}\ndef", "function {i}(items) {{\n", "SELECT * FROM {i} WHERE", "<html>\n<head>\n<title>{t}</title>",
     "#include <stdio.h>\n\nint {i}(", "News: {t}\n\nLONDON -", "User: tell me about {t}\nAssistant:", "The word \"{t}\" means",
-    "English: {t}\nFrench:", "TODO list for {t}:\n[ ]",
+    "English: {t}\nFrench:", "To-do list for {t}:\n[ ]",
 )
 FIRST_WORDS = (
     "The", "In", "A", "It", "When", "I", "We", "This", "There", "If", "For", "She", "He", "As", "After", "On", "How", "What", "Many",
