@@ -1,8 +1,8 @@
 """The experts of a model's blocks: as the file stores them, and decoded while there is room.
 
-Decoding an expert takes some twenty times as long as multiplying it by a row, so all are decoded at load where that fits. Where it does not,
-they stay mapped and quantised, and the experts used last are kept decoded, up to a number of bytes; a window that needs more at once
-takes them in lots. What is kept changes no bit: an expert is the same each time it is decoded.
+Decoding an expert takes some twenty times as long as multiplying it by a row, so all are decoded at load where that fits. Where it does
+not, they stay mapped and quantised, and the experts used last are kept decoded, up to a number of bytes; a window that needs more at
+once takes them in lots. What is kept changes no bit: an expert is the same each time it is decoded.
 """
 
 from __future__ import annotations
