@@ -32,7 +32,8 @@ class DraftChoice:
     def __call__(self, logits: Floats, asks: Sequence[tuple[Ask, Sequence[int]]]) -> list[tuple[int, float]]:
         """(token, the head's probability of it) for each ask and its drafts so far; ``logits`` [asks, vocabulary].
 
-        The probability is that of the plain logits, before filters and temperature; 0 where they are not finite.
+        The probability is that of the plain logits, before filters and temperature; 0 (and the token ``sampling.BROKEN``) where they are
+        not finite.
         """
         rows = [self._row(ask, drafts) for ask, drafts in asks]
         ids = self._vocabulary
@@ -42,7 +43,8 @@ class DraftChoice:
         else:
             tokens = np.array(sampling.pick(logits if ids is None else self._spread_out(logits), rows, self._spread), np.int64)
             places = tokens if ids is None else np.searchsorted(ids, tokens)
-        return list(zip(tokens.tolist(), probabilities(logits, places).tolist(), strict=True))
+        found = probabilities(logits, places)
+        return list(zip(np.where(found > 0, tokens, sampling.BROKEN).tolist(), found.tolist(), strict=True))
 
     def _row(self, ask: Ask, drafts: Sequence[int]) -> Row:
         segment, position = ask.segment, ask.position + 1 + len(drafts)

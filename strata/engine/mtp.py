@@ -13,8 +13,7 @@ Cheapness. All slots go through a step together. Rows of slots that want no draf
 them are due, so a head that is switched off costs nearly nothing. What is lost when a request ends is a few cells, which the next one
 sees as zeros: it is drafted for a little worse.
 
-Early stop. A slot's chain ends where the head gives its own guess a probability below ``least_probability``: checking such a row costs more
-than it brings.
+Early stop. A slot's chain ends before a guess that is hardly worth a row to check (draft_trust.py).
 """
 
 from __future__ import annotations
@@ -28,14 +27,15 @@ from numpy.typing import NDArray
 
 from strata.engine.draft import Ask
 from strata.engine.draft_choice import DraftChoice
+from strata.engine.draft_trust import Trust
 from strata.engine.page_hidden import PageHidden
 from strata.engine.results import segment_rows
+from strata.engine.sampling import BROKEN, GREEDY_BELOW
 from strata.messages import DraftSource, Segment, SegmentResult, Tokens, Window
 
 Floats = NDArray[np.float32]
 Rows = tuple[Segment, Floats]
 MOST_KEPT = 32
-LEAST_PROBABILITY = 0.2
 
 
 class MtpBlock(Protocol):
@@ -81,12 +81,26 @@ class Kept:
 
 @dataclass(slots=True)
 class Chain:
-    """An ask and what it got: ``tokens`` are its last pick and up to ``room`` drafts, ``hidden`` of the token before each of them."""
+    """An ask and what it got: ``tokens`` are its last pick and up to ``room`` drafts, ``hidden`` of the token before each of them.
+
+    ``sorts``: how sure each draft was; ``chance``: that all of them are accepted.
+    """
 
     ask: Ask
     room: int
     tokens: list[int]
     hidden: list[Floats]
+    sorts: list[int] = field(default_factory=list)
+    chance: float = 1.0
+
+    @property
+    def drafts(self) -> Tokens:
+        return tuple(self.tokens[1:])
+
+    @property
+    def is_drawn(self) -> bool:
+        sampling = self.ask.segment.sampling
+        return sampling is not None and sampling.temperature >= GREEDY_BELOW
 
     def rows(self, start: int) -> Rows:
         """Those from the ``start``-th token on."""
@@ -104,9 +118,10 @@ class MtpSource:
     name: DraftSource = "mtp"
 
     def __init__(self, blocks: Sequence[MtpBlock], trunk: Trunk, pages: PageHidden, choose: DraftChoice) -> None:
-        self.least_probability = LEAST_PROBABILITY
+        self.trust = Trust()
         self._blocks, self._trunk, self._pages, self._choose = tuple(blocks), trunk, pages, choose
         self._kept: dict[int, Kept] = {}
+        self._proposed: dict[int, Chain] = {}
         self._kind: Literal["decode", "prompt"] = "decode"
 
     # ---- what a window made certain
@@ -117,11 +132,14 @@ class MtpSource:
         for kept in self._kept.values():
             kept.segment = None
         for (segment, first), result in zip(segment_rows(window), results, strict=True):
+            proposed = self._proposed.pop(segment.slot, None)
             if result.error or not segment.request_id:  # a pad row is nobody's
                 self._kept.pop(segment.slot, None)
                 continue
             certain = len(segment.tokens) - segment.num_drafts + result.accepted
             self._keep(segment, hidden[first:first + certain])
+            if proposed is not None and segment.num_drafts:
+                self._learn(proposed, segment, result.accepted)
 
     def _keep(self, segment: Segment, hidden: Floats) -> None:
         """``hidden`` of the tokens of ``segment`` that are certain."""
@@ -132,6 +150,14 @@ class MtpSource:
         kept.tokens += segment.tokens[:len(hidden)]
         kept.hidden += [self._pages.before(segment.pages, segment.start), hidden[:-1]]
         self._pages.store(segment.pages, segment.start, hidden)
+
+    def _learn(self, chain: Chain, segment: Segment, accepted: int) -> None:
+        """What came of a chain, as far as its drafts were checked."""
+        drafts = segment.tokens[len(segment.tokens) - segment.num_drafts:]
+        if segment.request_id != chain.ask.segment.request_id or drafts != chain.drafts[:len(drafts)]:
+            return
+        for number, sort in enumerate(chain.sorts[:min(accepted + 1, len(drafts))]):
+            self.trust.learn(sort, number < accepted)
 
     # ---- drafts
 
@@ -150,7 +176,8 @@ class MtpSource:
             step += 1
             kind = "decode"
             rows = [chain.rows(0 if step < len(self._blocks) else step) for chain in running]
-        return [tuple(chain.tokens[1:]) for chain in chains]
+        self._proposed.update({chain.ask.segment.slot: chain for chain in chains})
+        return [chain.drafts for chain in chains]
 
     def _chain(self, ask: Ask) -> Chain:
         """A chain without drafts. Its cells have to lie in pages that the slot has already."""
@@ -170,14 +197,17 @@ class MtpSource:
         return due
 
     def _extend(self, running: Sequence[Chain], hidden: Floats, logits: Floats) -> list[Chain]:
-        """Give each chain its next draft, if the head is sure enough; the chains that go on."""
+        """Give each chain its next draft, if that is worth it; the chains that go on."""
         going = []
-        choices = self._choose(logits, [(chain.ask, chain.tokens[1:]) for chain in running])
+        choices = self._choose(logits, [(chain.ask, chain.drafts) for chain in running])
         for index, (chain, (token, probability)) in enumerate(zip(running, choices, strict=True)):
-            if probability < self.least_probability:
+            sort = self.trust.sort(probability, chain.is_drawn)
+            chain.chance *= self.trust.chance(sort)
+            if token == BROKEN or not self.trust.is_worth(chain.chance, sort):
                 continue
             chain.tokens.append(token)
             chain.hidden.append(hidden[index:index + 1])
-            if len(chain.tokens) <= chain.room:
+            chain.sorts.append(sort)
+            if len(chain.sorts) < chain.room:
                 going.append(chain)
         return going
