@@ -15,7 +15,7 @@ EndReason = Literal["stop", "length", "abort", "error"]
 END_REASONS: tuple[EndReason, ...] = ("stop", "length", "abort", "error")
 REFUSALS = ("queue_full", "loading", "draining", "engine_dead", "context", "too_large", "access", "engine", "other")
 # The settings that strata_config_info shows, with the context as it is served.
-CONFIG_LABELS = ("device", "batch", "batch_groups", "rows", "context", "kv", "chunk", "deterministic", "shelf")
+CONFIG_LABELS = ("device", "batch", "batch_groups", "rows", "context", "kv", "chunk", "spec", "deterministic", "shelf")
 STATUS_CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx", "gone")
 
 LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)

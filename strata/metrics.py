@@ -1,6 +1,6 @@
 """The counters of a server and what Prometheus is told: the metrics of metric_table.py, counted here or read at the scrape.
 
-A request is counted once, when it ends, however it ends; only generated tokens and the times between them count as they come.
+A request is counted once, when it ends, however it ends; only generated tokens, the times between them and drafts count as they come.
 """
 
 from __future__ import annotations

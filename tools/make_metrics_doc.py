@@ -28,7 +28,7 @@ set it needs one, like every other route. `configs/monitoring/` has rules, alert
 - Gauges are computed when they are read, so none is stale. There are no rates: `rate(vllm:generation_tokens_total[1m])` is the
   speed in tokens per second, and two scrapers do not disturb each other.
 - A request is counted once, when it ends, however it ends: an aborted one is in every total and histogram that a finished one is
-  in. Only generated tokens and the gaps between them count as they come.
+  in. Only generated tokens, the gaps between them and drafts count as they come.
 - What describes slots, pages and the queue is absent while the model loads. `strata_build_info` (labels `version`, `model_name`) and
   `strata_config_info` (labels @CONFIG@) are always 1.
 - Of a GPU, `strata_gpu_...` is there where NVIDIA's driver is (it is asked at each scrape, for 50 ms at most); `device` is the number or

@@ -66,6 +66,10 @@ class Tap:
         """Keep windows back from now on; the one in flight runs to its end."""
         self._held = self._held or []
 
+    @property
+    def num_held(self) -> int:
+        return len(self._held or ())
+
     def release(self) -> None:
         held, self._held = self._held or [], None
         for window in held:
