@@ -10,7 +10,8 @@ step serves all slots. For the slots s of a window, with k_s drafts wanted by ea
 t(R) is the time until a window of R rows is back: a line through what grouping.py measures, and with several windows in a pipeline the
 longer of its two terms. d(K) is what K steps of the head take. Nothing else is known of a lookup in the slot's own text, which costs rows
 alone. For a given K a row costs the same whoever uses it, so rows go to drafts in the order of P as long as T rises: one walk
-through a sorted list for each K finds the maximum. Drafts must promise a gain, or noise would switch them on.
+through a sorted list for each K finds the maximum. What drafts cost beyond a window without them is reckoned with a margin, or
+noise would switch them on.
 
 A slot's own counts are few, so p and q start from the whole server's, as if so many windows had been seen. The server's for a depth
 nobody has tried start from the depth before: acceptance hardly falls with depth.
@@ -30,8 +31,8 @@ WEIGHT = 6.0
 """Windows that the prior of a chance counts for."""
 FIRST_GUESS = {"mtp": (1.0, 0.5), "lookup": (0.2, 0.5)}
 """Before anything was seen: the share of windows in which a source gives a draft, and the chance that it is right."""
-GAIN = 1.02
-"""How much faster drafts must promise to be."""
+MARGIN = 1.15
+"""Drafts are taken to cost so many times what they do."""
 
 
 class Tally:
@@ -147,7 +148,8 @@ def choose(slots: Sequence[Prospect], cost: Cost) -> list[DraftLimits]:
         drafts += [(-one.right, place, "lookup", depth, one.share) for depth, one in enumerate(slot.lookup, 1)]
         drafts += [(-one.right, place, "mtp", depth, one.share * slot.unserved) for depth, one in enumerate(slot.mtp, 1)]
     drafts.sort()
-    best = GAIN * len(slots) / cost.at(len(slots), 0.0)
+    alone = cost.at(len(slots), 0.0)
+    best = len(slots) / alone
     taken: list[tuple[float, int, str, int, float]] = []
     for steps, head in enumerate(head_seconds(slots, cost)):
         offered = [draft for draft in drafts if draft[2] == "lookup" or draft[3] <= steps]
@@ -156,7 +158,7 @@ def choose(slots: Sequence[Prospect], cost: Cost) -> list[DraftLimits]:
         for count, (wrong, _, _, _, share) in enumerate(offered, 1):
             rows += share
             tokens -= share * wrong
-            speed = tokens / cost.at(rows, head)
+            speed = tokens / (alone + MARGIN * (cost.at(rows, head) - alone))
             if speed < last:
                 break
             last = speed

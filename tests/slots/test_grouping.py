@@ -133,13 +133,15 @@ def test_what_was_not_measured_for_long_is_forgotten() -> None:
 # ---------------------------------------------------------------- the decision
 
 
-def choose(fixed: Sequence[float], per_row: float, rows: tuple[int, ...], between: float = 0.0) -> bool:
+def choose(
+    fixed: Sequence[float], per_row: float, slots: tuple[int, ...], between: float = 0.0, rows: float = 1.0, drafting: float = 0.0,
+) -> bool:
     grouping = Grouping()
-    for number in (sum(rows), *rows):
+    for number in (sum(slots), *slots):
         if number:
             stages = [each + per_row * number for each in fixed]
             observe(grouping.times, number, stages, trip=sum(stages) + between)
-    return grouping.choose(rows)
+    return grouping.choose(slots, rows, drafting)
 
 
 def test_unlike_stages_join_and_rows_part() -> None:
@@ -148,6 +150,11 @@ def test_unlike_stages_join_and_rows_part() -> None:
     assert not choose((2.0, 0.5, 0.5), 1.0, (4, 4, 4))
     assert not choose((1.0, 1.0), 0.01, (4, 4)), "no gain either way: as it was"
     assert not choose((2.0, 1.0), 0.0, (4, 4), between=2.0), "the way between windows is walked by two at once"
+
+
+def test_drafts_are_rows_and_every_window_drafts() -> None:
+    assert choose((2.0, 0.5), 0.1, (4, 4)) and not choose((2.0, 0.5), 0.1, (4, 4), rows=4.0), "many rows part what few rows join"
+    assert not choose((1.0, 1.0), 0.2, (4, 4)) and choose((1.0, 1.0), 0.2, (4, 4), drafting=2.0), "two windows draft twice a turn"
 
 
 def test_an_unmeasured_way_is_tried_and_one_window_is_no_choice() -> None:

@@ -1,0 +1,148 @@
+"""The choice of drafts as a pure function: against every other choice, the formula, and what chances it starts from."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata.messages import DraftLimits
+from strata.slots.drafting import (
+    FIRST_GUESS, MARGIN, WEIGHT, Chance, Cost, Prospect, Tally, choose, server_chances, share_rows, slot_chances, window_cost,
+)
+from strata.slots.grouping import turn
+
+unit = st.floats(0.0, 1.0)
+
+
+@st.composite
+def chances(draw: st.DrawFn, most: int) -> list[Chance]:
+    """Falling with depth, as they must."""
+    depth = draw(st.integers(0, most))
+    shares, rights = (sorted((draw(unit) for _ in range(depth)), reverse=True) for _ in range(2))
+    return [Chance(*both) for both in zip(shares, rights)]
+
+
+prospects = st.lists(st.builds(Prospect, chances(3), chances(2)), min_size=1, max_size=3)
+stages = st.lists(st.tuples(st.floats(0.1, 3.0), st.floats(0.0, 1.0)), min_size=1, max_size=3)
+step_costs = st.lists(st.floats(0.0, 0.5), min_size=3, max_size=3).map(lambda costs: [0.0, *itertools.accumulate(costs)])
+
+
+def promised(slots: Sequence[Prospect], cost: Cost, limits: Sequence[DraftLimits]) -> float:
+    """Tokens per second, as the head of drafting.py has it, written down anew."""
+    rows = tokens = float(len(slots))
+    silent = 1.0
+    for slot, limit in zip(slots, limits):
+        finds = slot.lookup[0].share if slot.lookup else 0.0
+        silent *= finds
+        for chance in slot.lookup[:limit.lookup]:
+            rows, tokens = rows + chance.share, tokens + chance.share * chance.right
+        for chance in slot.mtp[:limit.mtp]:
+            share = chance.share * (1 - finds)
+            rows, tokens = rows + share, tokens + share * chance.right
+    head = 0.0
+    for step in range(1, max(limit.mtp for limit in limits) + 1):
+        taken = 1.0 if step == 1 else max(slot.mtp[step - 2].share for slot in slots if len(slot.mtp) >= step)
+        head += (1 - silent) * taken * (cost.steps[step] - cost.steps[step - 1])
+    alone = cost.at(len(slots), 0.0)
+    return tokens / (alone + MARGIN * (cost.at(rows, head) - alone))
+
+
+@settings(max_examples=150, deadline=None)
+@given(prospects, stages, st.integers(1, 3), st.floats(0.0, 1.0), step_costs)
+def test_no_other_choice_promises_more(
+    slots: list[Prospect], costs: list[tuple[float, float]], windows: int, between: float, steps: list[float],
+) -> None:
+    cost = window_cost(costs, windows, between, steps)
+    chosen = choose(slots, cost)
+    ways = itertools.product(*(
+        [DraftLimits(*both) for both in itertools.product(range(len(slot.mtp) + 1), range(len(slot.lookup) + 1))] for slot in slots
+    ))
+    best = max(promised(slots, cost, way) for way in ways)
+    assert promised(slots, cost, chosen) == pytest.approx(best)
+
+
+@settings(max_examples=60)
+@given(stages, st.integers(1, 4), st.floats(0.0, 1.0), st.integers(1, 32), st.floats(0.0, 1.0))
+def test_a_windows_time_is_that_of_grouping(costs: list[tuple[float, float]], windows: int, between: float, rows: int, head: float) -> None:
+    window = [fixed + per_row * rows for fixed, per_row in costs]
+    window[-1] += head
+    assert window_cost(costs, windows, between, [0.0]).at(rows, head) == pytest.approx(turn([window] * windows, between))
+
+
+PLAIN = Cost(((0.9, 0.1, 1.0),), (0.0, 0.065, 0.13, 0.195))
+
+
+def certain(*rights: float) -> list[Chance]:
+    return [Chance(1.0, right) for right in rights]
+
+
+def test_the_better_slot_gets_the_row() -> None:
+    """Eight slots: a row must bring more than a slot's share of the window, so only who is nearly always right drafts."""
+    slots = [Prospect(certain(0.3, 0.1, 0.03)) for _ in range(7)] + [Prospect((), certain(0.95, 0.9, 0.86))]
+    assert choose(slots, PLAIN) == [DraftLimits()] * 7 + [DraftLimits(0, 3)]
+
+
+def test_alone_everything_that_beats_a_row_is_worth_it() -> None:
+    assert choose([Prospect(certain(0.8, 0.64, 0.512))], PLAIN) == [DraftLimits(3, 0)]
+    assert choose([Prospect(certain(0.1, 0.01, 0.001))], PLAIN) == [DraftLimits()]
+
+
+def test_a_step_that_only_one_of_many_slots_wants_is_not_taken() -> None:
+    """The head's time is paid once for all, so it must be worth it for all."""
+    dear = Cost(((0.9, 0.001, 1.0),), (0.0, 0.3, 0.6, 0.9))
+    assert choose([Prospect(certain(0.9)), *[Prospect()] * 7], dear) == [DraftLimits()] * 8
+    assert choose([Prospect(certain(0.9))] * 8, dear) == [DraftLimits(1, 0)] * 8
+
+
+# ---------------------------------------------------------------- what the chances start from
+
+
+windows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), max_size=30)
+
+
+@given(windows)
+def test_a_tally_counts_every_depth(seen: list[tuple[int, int, int, int]]) -> None:
+    """asked >= given >= checked >= accepted."""
+    tally = Tally(3)
+    outcomes = [tuple(sorted(one, reverse=True)) for one in seen]
+    for asked, given_, checked, accepted in outcomes:
+        tally.add(asked, given_, checked, accepted)
+    for depth, found in enumerate(tally.by_depth(), 1):
+        assert found == pytest.approx((
+            sum(asked >= depth for asked, _, _, _ in outcomes),
+            sum(came >= depth for _, came, _, _ in outcomes),
+            sum(checked >= depth and accepted >= depth - 1 for _, _, checked, accepted in outcomes),
+            sum(accepted >= depth for _, _, _, accepted in outcomes),
+        ))
+
+
+def test_a_depth_that_was_never_tried_is_like_the_one_before() -> None:
+    tally = Tally(3)
+    for _ in range(1000):
+        tally.add(1, 1, 1, 1)
+    one, two, three = server_chances(tally, FIRST_GUESS["mtp"])
+    assert one.right == two.right == three.right > 0.99
+
+
+def test_a_slot_starts_as_the_server_and_goes_its_own_way() -> None:
+    server = [Chance(1.0, 0.5)] * 2
+    own = Tally(2)
+    assert slot_chances(own, server, 2) == [Chance(1.0, 0.5), Chance(1.0, 0.25)]
+    for _ in range(int(WEIGHT)):
+        own.add(2, 2, 2, 2)
+    assert slot_chances(own, server, 2) == [Chance(1.0, 0.75), Chance(1.0, 0.75 ** 2)]
+    own.fade(0.0)
+    assert slot_chances(own, server, 1) == [Chance(1.0, 0.5)]
+
+
+@given(st.lists(st.integers(0, 7), min_size=1, max_size=12), st.integers(0, 40), st.integers(0, 50))
+def test_rows_that_are_short_are_shared_out(wanted: list[int], rows: int, first: int) -> None:
+    shares = share_rows(wanted, rows, first % len(wanted))
+    assert all(0 <= share <= one for share, one in zip(shares, wanted))
+    assert sum(shares) == min(rows, sum(wanted)), "all of them are used"
+    cut = [share for share, one in zip(shares, wanted) if share < one]
+    assert not cut or max(shares) <= min(cut) + 1, "nobody gets two more than somebody who wanted them too"
