@@ -1,8 +1,9 @@
 """Serve a model from a fresh checkout: python3 tools/serve.py [--wheels DIR] [server flags ...]
 
-Makes .venv, installs what the server needs, fetches SmolLM2-135M-Instruct unless a model is named, and becomes
-`python -m strata.server` with every other flag passed on. Where an NVIDIA driver and GPU are found, and no device is named, it installs
-what they need too and serves on them (--device cpu keeps to the processors). Standard library only; later starts need no network.
+Makes .venv, installs what the server needs, fetches SmolLM2-135M-Instruct unless a model is named (the head that drafts for it is in
+configs/heads), and becomes `python -m strata.server` with every other flag passed on. Where an NVIDIA driver and GPU are found, and no
+device is named, it installs what they need too and serves on them (--device cpu keeps to the processors). Standard library only; later
+starts need no network.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from typing import Any
 from _gpu import find_extra
 from _model import ensure_model, model_path
 from _venv import ROOT, Problem, Venv, require_python, say, take_wheels
+
+
+HEAD = ROOT / "configs" / "heads" / "smollm2-135m-mtp.gguf"
 
 
 def main(arguments: list[str]) -> int:
@@ -31,6 +35,7 @@ def main(arguments: list[str]) -> int:
         if model in ("", os.path.abspath(model_path(ROOT))):
             path = ensure_model(venv, wheels)
             flags = flags if model else ["--model", str(path), *flags]
+            flags = flags if loaded.origins["mtp"] != "default" else ["--mtp", str(HEAD), *flags]
         return venv.run(["-m", "strata.server", *flags])
     except Problem as problem:
         say(f"error: {problem}")
@@ -61,7 +66,7 @@ def asked_for(flags: list[str]) -> Any:
 
 def check_files(loaded: Any) -> None:
     """Raises Problem for a file that is named and not there: nobody should wait for packages to be told so."""
-    for name in ("model", "api_key_file"):
+    for name in ("model", "mtp", "api_key_file"):
         path = getattr(loaded.settings, name)
         fetched = os.path.abspath(model_path(ROOT))  # fetched where it is missing
         if path is not None and os.path.abspath(path) != fetched and not os.path.isfile(path):

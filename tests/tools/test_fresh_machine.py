@@ -52,8 +52,8 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
 
 def test_first_start_installs_fetches_and_serves(served: tuple[Checkout, subprocess.CompletedProcess[str]]) -> None:
     checkout, done = served
-    model = checkout.root / "models" / MODEL
-    assert done.stdout == f"served --model {model} --port 0\n"
+    model, head = checkout.root / "models" / MODEL, checkout.root / "configs" / "heads" / "smollm2-135m-mtp.gguf"
+    assert done.stdout == f"served --mtp {head} --model {model} --port 0\n"
     assert done.returncode == 3, "the server's own status"
     assert [line.split()[1] for line in done.stderr.splitlines()] == ["making", "installing", "fetching"]
     assert model.read_bytes() == b"GGUF, or so it says"
@@ -86,8 +86,11 @@ def test_a_config_that_names_the_fetched_model_has_it_fetched(modelless: Checkou
     config = modelless.root / "run.json"
     config.write_text(f'{{"model": "models/{MODEL}"}}', encoding="utf-8")
     done = modelless.run("serve.py", "--wheels", modelless.wheels, "--config", config)
-    assert done.stdout == f"served --config {config}\n"
+    assert done.stdout.startswith("served --mtp ") and done.stdout.endswith(f" --config {config}\n")
     assert (modelless.root / "models" / MODEL).is_file()
+    config.write_text(f'{{"model": "models/{MODEL}", "mtp": "my-head.gguf"}}', encoding="utf-8")
+    (modelless.root / "my-head.gguf").write_bytes(b"GGUF")
+    assert modelless.run("serve.py", "--config", config).stdout == f"served --config {config}\n", "the config's own head"
 
 
 @posix
