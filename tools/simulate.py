@@ -3,6 +3,7 @@
     python tools/simulate.py                the table of four stages and eight slots, beside the measured one
     python tools/simulate.py --fit          look for the stage costs that come nearest to the measured table
     python tools/simulate.py --side         conversations A and B, a side request, and their next turns
+    python tools/simulate.py --chunks       a long prompt read beside decoders on four stages, by the share that the decoders keep
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from strata.messages import EngineFacts  # noqa: E402
+from strata.messages import EngineFacts, NewTokens, RequestEvent  # noqa: E402
 from strata.request import Placement, Request, Sampling  # noqa: E402
 from strata.slots import SlotPolicy  # noqa: E402
+from strata.slots.events import Cancel  # noqa: E402
 from tools._simulation import Costs, Outcome, World  # noqa: E402
 
 MEASURED = {2: ((130, 138), (153, 168)), 3: ((185, 209), (230, 238)), 4: ((239, 245), (263, 270)), 8: ((388, 391), (387, 395))}
@@ -172,14 +174,69 @@ def show_side() -> None:
     print(json.dumps({"simulate": "side request", "rows": rows}))
 
 
+# ---- a long prompt beside decoders
+
+
+CHUNK_COSTS = Costs(fixed=3e-3, per_row=0.5e-3, chunk_fixed=5e-3, per_token=0.0775e-3)
+"""The card above, cut in four: a window costs each stage a quarter."""
+
+LONG = 32_768
+
+
+def read_beside(decoders: int, share: float, stages: int = 4) -> tuple[float, float, float]:
+    """Seconds until a long prompt's first token, the decoders' tokens/s meanwhile, and the longest that one of them waited for a token."""
+    facts = EngineFacts(num_pages=8000, page_tokens=64, context=65_536, chunk=2048, prompt_grid=64, num_stages=stages)
+    world = World(facts, SlotPolicy(slots=8, groups=stages, decode_share=share), CHUNK_COSTS)
+    times: dict[str, list[float]] = {f"{number}": [] for number in range(decoders)}
+    tell, read = world._tell, [0.0, 0.0]
+
+    def overhear(event: RequestEvent) -> None:
+        if isinstance(event, NewTokens) and event.request_id in times:
+            times[event.request_id].append(world.clock.now)
+        tell(event)
+
+    def ended(outcome: Outcome) -> None:
+        read[:] = outcome.sent, outcome.first or 0.0
+        for name in times:
+            world.feed(Cancel(name))
+
+    world._tell = overhear  # type: ignore[method-assign]
+    for name in times:
+        world.ask(Request(name, (int(name),) * 20, 50_000, Sampling()), lambda place: 0, lambda outcome: None)
+    world.clock.after(5.0, lambda: world.ask(Request("long", tuple(range(LONG)), 1, Sampling()), lambda place: 0, ended))
+    world.clock.run()
+    sent, first = read
+    inside = [[sent, *(at for at in one if sent <= at <= first), first] for one in times.values()]
+    gap = max((after - before for one in inside for before, after in zip(one, one[1:])), default=0.0)
+    return first - sent, sum(len(one) - 2 for one in inside) / (first - sent), gap
+
+
+def show_chunks() -> None:
+    alone, chunk = read_beside(0, 0.5)[0], CHUNK_COSTS.chunk_fixed + 2048 * CHUNK_COSTS.per_token
+    print(f"{LONG:,} tokens in chunks of 2,048 on four stages, {1e3 * chunk:.0f} ms for each on each; with nobody decoding {alone:.1f} s\n")
+    print("| decoders | share | first token after | decoders' tokens/s | longest gap |")
+    print("| ---: | ---: | ---: | ---: | ---: |")
+    rows = []
+    for decoders in (1, 4):
+        for share in (0.0, 0.25, 0.5, 0.75):
+            seconds, rate, gap = read_beside(decoders, share)
+            print(f"| {decoders} | {share} | {seconds:.1f} s | {rate:.1f} | {gap:.2f} s |")
+            figures = {"first_s": round(seconds, 2), "tokens_s": round(rate, 1), "gap_s": round(gap, 3)}
+            rows.append({"decoders": decoders, "share": share, **figures})
+    print(json.dumps({"simulate": "chunks", "alone_s": round(alone, 2), "rows": rows}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true", help="fit the stage costs to the measured table")
     parser.add_argument("--side", action="store_true", help="conversations A and B and a side request")
+    parser.add_argument("--chunks", action="store_true", help="a long prompt beside decoders on four stages")
     parser.add_argument("--orders", type=int, default=50, help="random starting orders of last use")
     options = parser.parse_args()
     if options.side:
         show_side()
+    elif options.chunks:
+        show_chunks()
     elif options.fit:
         show_table(fit(FITTED, 6, 60), options.orders)
     else:

@@ -110,3 +110,14 @@ def test_a_file_of_no_known_format_is_refused_by_name(tmp_path: Path) -> None:
     path.write_text("hello\n")
     with pytest.raises(SystemExit, match="neither Mooncake"):
         replay.read(path, replay.Maker(64))
+
+
+def test_decoders_keep_their_share_beside_a_long_prompt_and_give_it_up_for_overlapping_chunks() -> None:
+    """One chunk at a time: nobody waits for more than a chunk on every stage and a few windows. Share 0: all stages read at once."""
+    chunk = 4 * (simulate.CHUNK_COSTS.chunk_fixed + 2048 * simulate.CHUNK_COSTS.per_token)
+    alone, _, _ = simulate.read_beside(0, 0.5)
+    overlapped, few, long_gap = simulate.read_beside(1, 0.0)
+    shared, many, gap = simulate.read_beside(1, 0.5)
+    assert alone == pytest.approx((16 + 3) * chunk / 4, rel=0.01) and overlapped < 1.05 * alone
+    assert abs(gap - chunk) < 0.02 and long_gap > 1.5 * chunk
+    assert shared == pytest.approx(16 * 1.5 * chunk, rel=0.05) and many > 15 * few
