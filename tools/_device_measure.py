@@ -27,6 +27,7 @@ from strata.weights.recode import recode
 LAYOUT_FORMATS = {"packed3": "IQ3_S", "odd4": "IQ3_S", "flat8": "Q8_0"}
 ROWS = (1, 2, 4, 8)
 PAGE_TOKENS = 64
+KV_KINDS = ("int8", "f16")
 
 
 @dataclass(frozen=True)
@@ -137,19 +138,25 @@ def activations(meter: Meter, count: int, columns: int) -> Activations:
 
 
 def attention_rates(meter: Meter, bandwidth: float) -> list[dict[str, Any]]:
-    """A line for each context: one decode row of one layer, its time, bytes of keys and values a second, share of the bandwidth."""
+    """A line for each kind of pages and context: one decode row of one layer, its time, bytes of keys and values a second, share of the
+    bandwidth."""
+    return [line for kind in KV_KINDS for line in attention_lines(meter, bandwidth, kind)]
+
+
+def attention_lines(meter: Meter, bandwidth: float, kind: str) -> list[dict[str, Any]]:
     heads, kv_heads, dim = meter.sizes.heads
     device, longest, lines = meter.device, max(meter.sizes.contexts), []
-    shape = PageShape(1, kv_heads, dim, PAGE_TOKENS)
+    shape = PageShape(1, kv_heads, dim, PAGE_TOKENS, kind)
     num_pages = -(-longest // PAGE_TOKENS)
-    pages = Pages(shape, meter.filled((num_pages, shape.page_bytes), np.int8, 0x20))  # codes of 32, scales of 0.008
+    # Bytes of 0x20: codes of 32 with scales of 0.008, or halves of 0.008.
+    pages = Pages(shape, meter.filled((num_pages, shape.page_bytes), np.int8, 0x20))
     table = device.allocate((1, num_pages), np.int32)
     device.upload(table, np.arange(num_pages, dtype=np.int32)[None], meter.stream)
     scales = meter.filled((1, heads, dim // scale_group(dim)), np.float32, 0x3C)  # of about 0.011
-    queries = Queries(meter.filled((1, heads, dim), np.int8, 1), scales)
+    queries = Queries(meter.filled((1, heads, shape.query_bytes), np.int8, 0x20 if kind == "f16" else 1), scales)
     out = activations(meter, 1, heads * dim)
     for context in meter.sizes.contexts:
-        splits = allocate_splits(device, 1, heads, pages.shape, context, meter.stream)
+        splits = allocate_splits(device, 1, heads, shape, context, meter.stream)
         position, row = (device.allocate((1,), np.int32) for _ in range(2))
         device.upload(position, np.array([context - 1], np.int32), meter.stream)
         device.upload(row, np.zeros(1, np.int32), meter.stream)
@@ -161,7 +168,7 @@ def attention_rates(meter: Meter, bandwidth: float) -> list[dict[str, Any]]:
         launch()
         took, size = meter.seconds(launch), context * shape.layer_bytes // PAGE_TOKENS
         lines.append({
-            "context": context, "splits": num_splits(context), "us": round(1e6 * took, 2), "gb_s": round(size / took / 1e9, 1),
+            "kv": kind, "context": context, "splits": num_splits(context), "us": round(1e6 * took, 2), "gb_s": round(size / took / 1e9, 1),
             "share": round(size / took / bandwidth, 3),
         })  # fmt: skip
     return lines

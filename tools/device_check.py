@@ -3,8 +3,9 @@
     python tools/device_check.py [--device cuda|emulated] [--gpu 0] [--no-tests]
 
 Compiles every kernel, runs all kernel tests (each row's bits alone and in company among them) on the GPU, then measures: products in three
-layouts against the bandwidth of a copy, attention up to 262,144 tokens, the cost of a launch and of a graph, an 8B-shaped IQ3_S model
-decoding 1 and 8 rows against the time that reading its weights takes, and two stages on one card. Without a GPU it says so and exits 0;
+layouts against the bandwidth of a copy, attention over int8 and f16 pages up to 262,144 tokens, the cost of a launch and of a graph, an
+8B-shaped IQ3_S model decoding 1 and 8 rows against the time that reading its weights takes, and two stages on one card. Without a GPU it
+says so and exits 0;
 ``--device emulated`` runs the same on the processors in tiny sizes, whose times mean nothing. Exits 1 where a check fails.
 """
 
@@ -155,7 +156,7 @@ def table(report: dict[str, Any]) -> str:
     lines.append(f"| copy | within the device, read and written | | {report.get('copy_gb_s')} GB/s | |")
     for name, key in (("matvec", "layout"), ("attention", "context")):
         for one in report.get(name, []) if isinstance(report.get(name), list) else ():
-            what = f"{one[key]}, {one['rows']} rows" if "rows" in one else f"{one[key]} tokens"
+            what = f"{one[key]}, {one['rows']} rows" if "rows" in one else f"{one[key]} tokens, {one['kv']}"
             lines.append(f"| {name} | {what} | {one['us']} us | {one['gb_s']} GB/s | {100 * one['share']:.0f} % |")
     for name, cost in report["launch"].items() if isinstance(report.get("launch"), dict) else ():
         lines.append(f"| launch | {name.removesuffix('_us')} | {cost} us | | |")

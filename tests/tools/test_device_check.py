@@ -36,7 +36,8 @@ def test_everything_is_measured_and_the_tests_run(capsys: pytest.CaptureFixture[
     assert status == 0 and facts["failed"] == []
     assert facts["tests"]["tests"] >= 1 and facts["tests"]["failures"] == 0
     assert [(one["layout"], one["rows"]) for one in facts["matvec"]] == [(x, n) for x in ("packed3", "odd4", "flat8") for n in (1, 2, 4, 8)]
-    assert [one["context"] for one in facts["attention"]] == [64, 300] and facts["launch"]["graph_us"] > 0
+    assert [(one["kv"], one["context"]) for one in facts["attention"]] == [(kv, n) for kv in ("int8", "f16") for n in (64, 300)]
+    assert facts["launch"]["graph_us"] > 0 and "| attention | 300 tokens, f16 |" in text
     for model in ("model_4bit", "model_packed"):
         runs = facts[model]
         assert runs["equal"] and runs["layers"] == 2
