@@ -151,7 +151,7 @@ def stage_plans(
 def stage_line(number: int, stage: StagePlan, threads: int, facts: EngineFacts, kind: KVKind) -> str:
     """A stage's part of the plan, for people."""
     experts = stage.experts
-    kept = f", {experts.held / 1e6:.0f} of {experts.every / 1e6:.0f} MB of experts, decoded when used" if experts.limit is not None else ""
+    kept = f" with {experts.held / 1e6:.0f} of {experts.every / 1e6:.0f} MB of experts, decoded when used" if experts.limit is not None else ""
     return (
         f"stage {number} (cpu, {threads} {'thread' if threads == 1 else 'threads'}, layers {stage.span.start} to {stage.span.stop - 1}"
         f"{' and a head that drafts' if stage.heads else ''}): "
