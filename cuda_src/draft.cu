@@ -7,6 +7,8 @@
 //   padding included. Grid: a block of 256 per row.
 // move_rows: store[moves[i].to] = store[moves[i].from], in no order: no row is both. int32 [count, 2]; below 0: nothing is done. Grid: a
 //   block of 256 per move.
+// clear: bytes offset .. offset + count - 1 of each of gridDim.x lines, stride bytes apart, become 0: what a draft reads without ever having
+//   written it must be finite. All are multiples of 4. Grid: a block of 256 per line.
 #include "strata.cuh"
 #include "activations.cuh"
 
@@ -38,4 +40,9 @@ __global__ void __launch_bounds__(256) move_rows(float* store, const int* moves,
   int from = moves[2 * blockIdx.x], to = moves[2 * blockIdx.x + 1];
   if (from < 0 || to < 0) return;
   for (int i = threadIdx.x; i < columns; i += blockDim.x) store[(i64)to * columns + i] = store[(i64)from * columns + i];
+}
+
+__global__ void __launch_bounds__(256) clear(i8* base, i64 stride, i64 offset, i64 count) {
+  u32* line = (u32*)(base + blockIdx.x * stride + offset);
+  for (i64 i = threadIdx.x; i < count / 4; i += blockDim.x) line[i] = 0;
 }

@@ -8,7 +8,7 @@
 //   entry_ints int32 [n, 3]: token (each at most once a row), times generated, 1 if seen in prompt or answer; entry_bias float32 [n].
 // picks int32 [rows]: the token, or -1 for a row whose largest logit is NaN or infinite.
 // DRAFT: logits are of the tokens vocabulary[0], vocabulary[1], ... (int32 [vocab]; entries name places in it), whose noise is drawn; and
-//   sure float32 [rows]: the softmax of the adjusted logits at the pick, 0 for a broken row.
+//   sure float32 [rows]: the softmax of the raw logits at the pick, 0 for a broken row.
 // top_p sums probabilities as integers of 2^-44, so the sum has no order.
 #include "strata.cuh"
 #include "philox.cuh"
@@ -121,10 +121,13 @@ __global__ void __launch_bounds__(THREADS, 1) sample(
   }
   if (threadIdx.x == 0) picks[row] = token_of(best.id);
   if (DRAFT) {
-    float total = 0.0f;
-    for (int i = threadIdx.x; i < vocab; i += THREADS) total += expf(values[i] - top);
+    const float* raw = logits + row * vocab;
+    float most = -INFINITY, total = 0.0f;
+    for (int i = threadIdx.x; i < vocab; i += THREADS) most = fmaxf(most, raw[i]);
+    most = block_max(most, shared.per_warp);
+    for (int i = threadIdx.x; i < vocab; i += THREADS) total += expf(raw[i] - most);
     total = block_sum(total, shared.per_warp);
-    if (threadIdx.x == 0) sure[row] = expf(values[best.id] - top) / total;
+    if (threadIdx.x == 0) sure[row] = expf(raw[best.id] - most) / total;
   }
 }
 

@@ -72,7 +72,7 @@ def instances() -> dict[str, list[str]]:
         "rms_norm": ["rms_norm<false>", "rms_norm<true>", "rms_norm<true, true>"],
         "route": ["route<1>", "route<8>", "group_visits"],
         "experts": [*experts, "fold_visits"],
-        "draft": ["join_norms", "move_rows"],
+        "draft": ["join_norms", "move_rows", "clear"],
         "embed": [f"embed<{layout}>" for layout in LAYOUTS],
         "sample": ["sample<false>", "sample<true>", "logprobs"],
         "add": ["add"],

@@ -9,29 +9,25 @@ shrinks to what fits; one that was asked for is kept or refused, with what would
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from strata.config import Settings
+from strata.engine.device_bytes import (
+    PAGE_TOKENS, check_model, draft_graph_bytes, draft_weight_bytes, draft_work_bytes, page_bytes, weight_bytes, work_bytes,
+)  # fmt: skip
+from strata.engine.device_space import DraftSizes, draft_sizes, window_sizes
+from strata.engine.draft_load import draft_facts
 from strata.engine.families import ModelConfig
-from strata.engine.device_space import HEAD_ROWS, Tally, WindowSizes, Workspace, gated_widths, window_sizes
 from strata.engine.graphs import ROW_BUCKETS, graph_bytes, launches_of
 from strata.engine.hop import PLACES
-from strata.engine.kernel_ops import routing_of
-from strata.engine.pick_room import PickRoom
-from strata.engine.window_upload import widest
-from strata.errors import ModelError, SettingError
-from strata.kernels.pages import PageShape
-from strata.kernels.route import MAX_EXPERTS
+from strata.engine.mtp_file import Heads
+from strata.errors import SettingError
 from strata.messages import EngineFacts
-from strata.weights.gguf import GGUFFile, Tensor
-from strata.weights.layouts import PACKED3, padded
-from strata.weights.recode import layouts_for
+from strata.weights.gguf import GGUFFile
 
 log = logging.getLogger(__name__)
 
-PAGE_TOKENS = 64
 RESERVE = 0.05  # of a device's memory: the driver's own, and what the plan rounds away
 MIB = 1 << 20
 
@@ -52,86 +48,60 @@ class StagePlan:
         return max(0, self.room // self.page - 1)
 
 
-def check_model(file: GGUFFile, config: ModelConfig) -> None:
-    """Raises ModelError for what the kernels cannot hold."""
-    try:
-        PageShape(1, config.num_kv_heads, config.head_dim, PAGE_TOKENS)
-        inner = gated_widths(config)
-        if config.experts is not None:
-            routing_of(config.experts)
-            inner.append(config.experts.width)
-            if config.experts.count > MAX_EXPERTS or config.width % 4:
-                raise ValueError(f"{config.experts.count} experts of {config.width} columns are not served on a device")
-        for width in inner:
-            if width % 32:
-                raise ValueError(f"a feed-forward network {width} wide is not served on a device: a multiple of 32 is")
-    except ValueError as error:
-        raise ModelError(f"{file.path}: {error}; use --device cpu") from error
-
-
-def weight_bytes(file: GGUFFile, config: ModelConfig, span: range, packed: bool) -> int:
-    """Bytes of layers ``span`` on a device, the model's ends included where the span has them."""
-    ends = {"token_embd": span.start == 0 or (config.tied and span.stop == config.num_layers), "output": span.stop == config.num_layers}
-    total = 0
-    for name, tensor in file.tensors.items():
-        part = name.split(".")
-        if not (int(part[1]) in span if part[0] == "blk" else ends.get(part[0], span.stop == config.num_layers)):
-            continue
-        total += tensor_bytes(tensor, packed)
-    return total
-
-
-def tensor_bytes(tensor: Tensor, packed: bool) -> int:
-    """Bytes of a tensor on a device: a matrix (or one for each expert) in its layout, a vector or a router as float32."""
-    *outer, columns = tensor.shape
-    rows = math.prod(outer)
-    if not outer or ".ffn_gate_inp." in tensor.name:
-        return 4 * rows * columns
-    layouts = layouts_for(tensor.type)
-    layout = PACKED3 if packed and PACKED3 in layouts else layouts[0]
-    return layout.bytes(rows, padded(columns))
-
-
-def work_bytes(config: ModelConfig, sizes: WindowSizes, is_last: bool, kv: str = "int8") -> int:
-    """Bytes of a stage's work space, of a window's metadata and, on the last stage, of what tokens are picked in."""
-    tally = Tally()
-    shape = PageShape(1, config.num_kv_heads, config.head_dim, PAGE_TOKENS, kv)
-    Workspace(tally.device, config, shape, sizes, tally.stream, is_last)
-    if is_last:
-        PickRoom(tally.device, tally.stream, HEAD_ROWS, config.vocab_size)
-    return tally.nbytes + 4 * widest(sizes.rows, sizes.context, PAGE_TOKENS, config.rope.dims // 2)
-
-
-def page_bytes(config: ModelConfig, num_layers: int, kv: str) -> int:
-    """Bytes of one page over so many layers."""
-    return PageShape(num_layers, config.num_kv_heads, config.head_dim, PAGE_TOKENS, kv).page_bytes
-
-
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """The numbers that do not change while a plan is sought. ``free``: bytes free for each stage."""
+    """The numbers that do not change while a plan is sought. ``free``: bytes free for each stage; ``heads`` that draft, on the last."""
 
     file: GGUFFile
     config: ModelConfig
+    heads: Heads | None
     kv: str
     chunk: int
     slots: int
+    spec: int
     peer_copy: bool = False
+
+    @property
+    def max_rows(self) -> int:
+        """Of a decode window: each slot's token and drafts, as far as windows go."""
+        return min(self.slots * self.spec, ROW_BUCKETS[-1])
+
+    def drafts(self, span: range) -> Heads | None:
+        return self.heads if span.stop == self.config.num_layers else None
+
+    def draft_sizes(self, heads: Heads, context: int, pages: int = 0) -> DraftSizes:
+        vocab = heads.config.vocab_size if heads.vocabulary is None else len(heads.vocabulary)
+        rows = window_sizes(self.chunk, self.max_rows, context).rows
+        return draft_sizes(rows, self.slots, pages, context, PAGE_TOKENS, self.spec - 1, vocab)
 
     def fixed_bytes(self, span: range, context: int) -> tuple[int, int]:
         """What a stage needs besides weights and pages: to work, and for its graphs."""
-        sizes = window_sizes(self.chunk, self.slots, context)
-        graphs = graph_bytes(launches_of(self.config, span), self.slots, context)
-        arriving = PLACES * 4 * sizes.rows * self.config.width if self.peer_copy and span.start else 0
-        return work_bytes(self.config, sizes, span.stop == self.config.num_layers, self.kv) + arriving, graphs
+        sizes, heads = window_sizes(self.chunk, self.max_rows, context), self.drafts(span)
+        graphs = graph_bytes(launches_of(self.config, span), self.max_rows, context)
+        work = work_bytes(self.config, sizes, span.stop == self.config.num_layers, self.kv)
+        if heads is not None:
+            work += draft_work_bytes(self.config, self.draft_sizes(heads, context))
+            graphs += draft_graph_bytes(heads, self.slots, context)
+        if self.peer_copy and span.start:
+            work += PLACES * 4 * sizes.rows * self.config.width
+        return work, graphs
+
+    def page(self, span: range) -> int:
+        """Of one page; a head's layer is one more, and a hidden row stays with each page."""
+        if self.drafts(span) is None:
+            return page_bytes(self.config, len(span), self.kv)
+        return page_bytes(self.config, len(span) + 1, self.kv) + 4 * self.config.width
+
+    def weights(self, span: range, packed: bool) -> int:
+        heads, own = self.drafts(span), weight_bytes(self.file, self.config, span, packed)
+        return own if heads is None else own + draft_weight_bytes(heads, self.file, self.config, span.start == 0, packed)
 
     def stages(self, spans: Sequence[range], free: Sequence[int], context: int, packed: Sequence[bool]) -> list[StagePlan]:
         """``packed``: of each stage, whether IQ3_S is."""
         plans = []
         for span, available, is_packed in zip(spans, free, packed, strict=True):
-            page = page_bytes(self.config, len(span), self.kv)
-            weights, (work, graphs) = weight_bytes(self.file, self.config, span, is_packed), self.fixed_bytes(span, context)
-            plans.append(StagePlan(weights, work, graphs, page, int(available * (1 - RESERVE)) - weights - work - graphs))
+            weights, (work, graphs) = self.weights(span, is_packed), self.fixed_bytes(span, context)
+            plans.append(StagePlan(weights, work, graphs, self.page(span), int(available * (1 - RESERVE)) - weights - work - graphs))
         return plans
 
     def largest_context(self, spans: Sequence[range], free: Sequence[int], limit: int, each: int) -> int:
@@ -156,7 +126,7 @@ class Planner:
         return next(fitting, 0)
 
 
-def planner(settings: Settings, file: GGUFFile, config: ModelConfig) -> Planner:
+def planner(settings: Settings, file: GGUFFile, config: ModelConfig, heads: Heads | None = None) -> Planner:
     """Raises SettingError and ModelError for what no device serves."""
     check_model(file, config)
     kv = settings.kv or "int8"
@@ -164,25 +134,24 @@ def planner(settings: Settings, file: GGUFFile, config: ModelConfig) -> Planner:
         raise SettingError(f"kv: {kv} is not served on a device; it keeps {' or '.join(KV_KINDS)}")
     if settings.batch > ROW_BUCKETS[-1]:
         raise SettingError(f"batch: {settings.batch} slots; a device decodes at most {ROW_BUCKETS[-1]} rows at once")
-    return Planner(file, config, kv, max(settings.chunk, ROW_BUCKETS[-1]), settings.batch, settings.peer_copy)
+    rows = max(settings.chunk, ROW_BUCKETS[-1])
+    return Planner(file, config, heads, kv, rows, settings.batch, settings.spec, settings.peer_copy)
 
 
 KV_KINDS = ("int8", "f16")
 
 
 def size_engine(
-    settings: Settings, file: GGUFFile, config: ModelConfig, spans: Sequence[range], free: Sequence[int],
-    packed_first: Sequence[bool] | None = None,
-) -> tuple[EngineFacts, tuple[bool, ...]]:  # fmt: skip
+    settings: Settings, plan: Planner, spans: Sequence[range], free: Sequence[int], packed_first: Sequence[bool] | None = None
+) -> tuple[EngineFacts, tuple[bool, ...]]:
     """The engine's sizes, and for each stage whether IQ3_S stays packed. Raises SettingError for what does not fit, with what would.
 
     ``packed_first``: for each stage whether its device multiplies packed weights quicker; default: none does.
     """
-    plan = planner(settings, file, config)
     context = fitting_context(settings, plan, spans, free)
     wanted = settings.batch * -(-context // PAGE_TOKENS)
     if settings.kv_memory_mib is not None:
-        wanted = settings.kv_memory_mib * MIB // page_bytes(config, config.num_layers, plan.kv)
+        wanted = settings.kv_memory_mib * MIB // sum(map(plan.page, spans))
     most = plan.most_pages(spans, free, context)
     pages = min(wanted, most)
     if pages * PAGE_TOKENS < context or (settings.kv_memory_mib is not None and pages < wanted):
@@ -197,7 +166,7 @@ def size_engine(
         num_pages=pages, page_tokens=PAGE_TOKENS, context=context, page_bytes=sum(each.page for each in plans), chunk=plan.chunk,
         max_rows=settings.batch, num_stages=len(spans),
     )
-    return facts, packed
+    return replace(draft_facts(settings, facts, plan.heads), max_rows=plan.max_rows), packed
 
 
 def choose_packed(nibbles: Sequence[StagePlan], pages: int, packed_first: Sequence[bool]) -> tuple[bool, ...]:

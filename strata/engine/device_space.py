@@ -17,7 +17,9 @@ from strata.devices.base import Buffer, Device, HostArray, Stream
 from strata.engine.architecture import ExpertConfig
 from strata.engine.families import ModelConfig
 from strata.engine.graphs import ROW_BUCKETS, row_bucket
+from strata.engine.pick_room import Requests
 from strata.kernels.attention import allocate_splits
+from strata.kernels.draft import clear
 from strata.kernels.pages import PageShape
 from strata.kernels.route import Groups, Visits, allocate_route, most_tiles
 from strata.kernels.store_heads import allocate_queries
@@ -94,6 +96,52 @@ def gated_widths(config: ModelConfig) -> list[int]:
     return sorted({*dense, *([experts.shared_width] if experts.shared_width else [])})
 
 
+MOST_KEPT = 32  # rows of a slot that wait for their cells, see device_draft.py
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSizes:
+    """``rows`` of the largest window, ``slots``, ``pages`` of the pool (the scratch page included), ``max_pages`` of a slot, ``max_drafts``
+    of a chain, ``vocab`` that is drafted from."""
+
+    rows: int
+    slots: int
+    pages: int
+    max_pages: int
+    max_drafts: int
+    vocab: int
+
+    @property
+    def max_moves(self) -> int:
+        """Of hidden rows after a window: those kept of each slot, one for each page that the window wrote to."""
+        return self.rows + self.slots * (MOST_KEPT + 2)
+
+
+def draft_sizes(rows: int, slots: int, pages: int, context: int, page_tokens: int, max_drafts: int, vocab: int) -> DraftSizes:
+    """For conversations of up to ``context`` tokens."""
+    return DraftSizes(rows, slots, pages, context // page_tokens + 1, max_drafts, vocab)
+
+
+class DraftSpace:
+    """What a draft block needs beside a Workspace.
+
+    ``store`` float32 [any, width]: hidden rows after the last norm, named by number: those of the window just run from 0 on, the last of
+    each page, those of a chain's last step, those kept for each slot.
+    """
+
+    def __init__(self, device: Device, config: ModelConfig, sizes: DraftSizes, stream: Stream) -> None:
+        self.sizes = sizes
+        self.pages_at = sizes.rows
+        self.chain_at = self.pages_at + sizes.pages
+        self.kept_at = self.chain_at + HEAD_ROWS
+        self.store = device.allocate((self.kept_at + sizes.slots * MOST_KEPT, config.width), np.float32)
+        clear(device, self.store.view((self.store.shape[0], 4 * config.width), np.int8), 0, 4 * config.width, stream)
+        self.joined = zeroed(device, sizes.rows, 2 * config.width, stream)
+        self.logits, self.scratch = (device.allocate((HEAD_ROWS, sizes.vocab), np.float32) for _ in range(2))
+        self.requests = Requests(device, stream, HEAD_ROWS)
+        self.found = device.allocate((sizes.max_drafts, 2 * HEAD_ROWS), np.int32)
+
+
 class Tally:
     """A device, and its stream, that only adds up the bytes asked for. ``begin`` whatever allocates with ``tally.device, tally.stream``."""
 
@@ -121,6 +169,9 @@ class Tally:
         return None
 
     def upload(self, target: Buffer, source: HostArray, stream: object) -> None:
+        return None
+
+    def launch(self, launch: object, arguments: object, stream: object) -> None:
         return None
 
     def synchronize(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from strata.devices.base import Buffer, Graph, HostArray
 from strata.engine.device_space import HEAD_ROWS
+from strata.engine.draft import Source
 from strata.engine.graphs import GraphCache, context_bucket, num_graphs, row_bucket
 from strata.engine.hop import Hop, Parcel, fault_of
 from strata.engine.kernel_ops import KernelOps
@@ -59,6 +61,8 @@ class DeviceStage:
         self.outbound: Hop | None = None
         self._begun, self._ended = ops.device.timed_event(), ops.device.timed_event()
         self._last: Parcel | None = None
+        self.mtp: Source | None = None  # who drafts behind the last stage, and the hidden row of each page that it needs
+        self.page_hidden: Buffer | None = None
 
     def forward(self, window: Window, arrived: Parcel | None) -> Parcel | Floats | LogitsOnDevice:
         """A parcel for the next stage, or on the last one logits: on the device, or an array for prompt logprobs."""
@@ -155,21 +159,36 @@ class DeviceStage:
         return host
 
     def copy_out(self, pages: Tokens) -> HostArray:
-        """A host image of whole pages: int8 [pages, page_bytes]."""
-        pool = self.ops.pages.data
-        image: HostArray = np.empty((len(pages), pool.shape[1]), np.int8)
+        """A host image of whole pages: int8 [pages, bytes], hidden rows behind keys and values."""
+        parts = self._parts_of_page()
+        image: HostArray = np.empty((len(pages), sum(part.shape[1] for part in parts)), np.int8)
         for line, page in zip(image, pages):
-            self.ops.device.download(line[np.newaxis], pool.rows(page, page + 1), self.ops.stream)
+            for part, piece in zip(parts, pieces(line, parts)):
+                self.ops.device.download(piece, part.rows(page, page + 1), self.ops.stream)
         self.ops.stream.synchronize()
         return image
+
+    def _parts_of_page(self) -> list[Buffer]:
+        """int8 [pages, bytes] each."""
+        hidden = self.page_hidden
+        whole = [] if hidden is None else [hidden.view((hidden.shape[0], 4 * hidden.shape[1]), np.int8)]
+        return [self.ops.pages.data, *whole]
 
     def copy_in(self, image: Any, pages: Tokens) -> None:
         """Write an image's first pages back, to these pages. Raises ValueError if it has fewer."""
         if len(image) < len(pages):
             raise ValueError(f"an image of {len(image)} pages does not fill {len(pages)} pages")
+        parts = self._parts_of_page()
         for line, page in zip(image, pages):
-            self.ops.device.upload(self.ops.pages.data.rows(page, page + 1), line[np.newaxis], self.ops.stream)
+            for part, piece in zip(parts, pieces(line, parts)):
+                self.ops.device.upload(part.rows(page, page + 1), piece, self.ops.stream)
         self.ops.stream.synchronize()
+
+
+def pieces(line: HostArray, parts: Sequence[Buffer]) -> list[HostArray]:
+    """A page's line of an image, cut as its parts are: [1, bytes] each."""
+    edges = [0, *accumulate(part.shape[1] for part in parts)]
+    return [line[np.newaxis, first:end] for first, end in zip(edges, edges[1:])]
 
 
 def connect(stages: Sequence[DeviceStage], peer_copy: bool = False) -> None:

@@ -89,12 +89,15 @@ def filled_biases(parts: Sequence[Part]) -> list[Floats]:
 
 
 class WeightLoader:
-    """Takes tensors from ``file`` to ``device``. ``packed``: keep IQ3_S at its 3.44 bits instead of 4.31, where memory is short."""
+    """Takes tensors from ``file`` to ``device``. ``packed``: keep IQ3_S at its 3.44 bits instead of 4.31, where memory is short;
+    ``grid``: its table, where the device has it."""
 
-    def __init__(self, file: GGUFFile, config: ModelConfig, device: Device, stream: Stream, packed: bool = False) -> None:
+    def __init__(
+        self, file: GGUFFile, config: ModelConfig, device: Device, stream: Stream, packed: bool = False, grid: Buffer | None = None
+    ) -> None:
         self._file, self._config, self._device, self._stream = file, config, device, stream
         self._preferred = PACKED3 if packed else ODD4
-        self._grid = put_grid(device, stream)
+        self.grid = put_grid(device, stream) if grid is None else grid
 
     def has(self, name: str) -> bool:
         return name in self._file.tensors
@@ -149,7 +152,7 @@ class WeightLoader:
         return self._paired(bias) if bias is not None and self._turns(name) else bias
 
     def _put(self, tensor: Recoded, bias: Floats | None) -> Matrix:
-        return put_matrix(self._device, tensor, self._grid, self._stream, bias)
+        return put_matrix(self._device, tensor, self.grid, self._stream, bias)
 
     def joined(self, names: Sequence[str]) -> tuple[Matrix, ...]:
         """The tensors' rows one after the other, neighbours of one layout in one matrix."""

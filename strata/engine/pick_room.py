@@ -49,9 +49,33 @@ def result_spans(rows: int) -> tuple[_Spans, int]:
     })  # fmt: skip
 
 
-def room_bytes(rows: int, vocab: int) -> int:
-    """Bytes of a PickRoom on the device."""
-    return request_spans(rows)[1] + result_spans(rows)[1] + 4 * rows * vocab
+class Requests:
+    """What the picks of up to ``rows`` rows are to be drawn by, on its way to the device and there."""
+
+    def __init__(self, device: Device, stream: Stream, rows: int) -> None:
+        self._device, self._stream = device, stream
+        self._spans, nbytes = request_spans(rows)
+        self._sent, self._block = device.pinned((nbytes,), np.uint8), device.allocate((nbytes,), np.uint8)
+
+    def send(self, choices: Choices, counts: Sequence[int]) -> None:
+        """The rows' requests in one copy, and the entries there are in two."""
+        for name in self._spans:
+            value = np.maximum(counts, 0) if name == "counts" else getattr(choices, name)
+            _host(self._sent, self._spans, name, len(value))[...] = value
+        self._copy(0, self._spans["entry_ints"][0])
+        for name in ("entry_ints", "entry_bias") if len(choices.entry_bias) else ():
+            self._copy(self._spans[name][0], getattr(choices, name).nbytes)
+
+    def _copy(self, first: int, nbytes: int) -> None:
+        self._device.upload(self._block.view((nbytes,), np.uint8, first), self._sent[first : first + nbytes], self._stream)
+
+    def part(self, name: str, rows: int) -> Buffer:
+        return _part(self._block, self._spans, name, rows)
+
+    def choices(self, rows: int, entries: int) -> DeviceChoices:
+        """Where they are: always the same places, whatever they hold."""
+        counts = {"first_entry": rows + 1, "entry_ints": entries, "entry_bias": entries}
+        return DeviceChoices(*(self.part(field.name, counts.get(field.name, rows)) for field in fields(DeviceChoices)))
 
 
 class PickRoom:
@@ -59,10 +83,9 @@ class PickRoom:
 
     def __init__(self, device: Device, stream: Stream, rows: int, vocab: int) -> None:
         self._device, self._stream = device, stream
-        self._requests, request_bytes = request_spans(rows)
+        self._requests = Requests(device, stream, rows)
         self._results, result_bytes = result_spans(rows)
-        self._sent, self._got = device.pinned((request_bytes,), np.uint8), device.pinned((result_bytes,), np.uint8)
-        self._request_block = device.allocate((request_bytes,), np.uint8)
+        self._got = device.pinned((result_bytes,), np.uint8)
         self._result_block = device.allocate((result_bytes,), np.uint8)
         self._scratch = device.allocate((rows, vocab), np.float32)
 
@@ -70,45 +93,29 @@ class PickRoom:
         """``picks`` int32 [rows]; with any of ``counts`` (alternatives wanted, -1: no logprob) from 0 on also ``chosen`` float64 [rows],
         ``top_ids`` int32 and ``top_logprobs`` float64 [rows, MAX_TOP]. Waits. What is returned holds until the next window."""
         rows = len(counts)
-        results = {name: self._part(self._result_block, self._results, name, rows) for name in self._results}
-        self._send(choices, counts)
-        sample(self._device, logits, self._scratch.rows(0, rows), self._device_choices(choices, rows), results["picks"], self._stream)
+        results = {name: _part(self._result_block, self._results, name, rows) for name in self._results}
+        self._requests.send(choices, counts)
+        requests = self._requests.choices(rows, len(choices.entry_bias))
+        sample(self._device, logits, self._scratch.rows(0, rows), requests, results["picks"], self._stream)
         wanted = ["picks"]
         if max(counts) >= 0:
             wanted = list(results)
             picks, *outputs = results.values()
-            alternatives = self._part(self._request_block, self._requests, "counts", rows)
+            alternatives = self._requests.part("counts", rows)
             logprobs(self._device, logits, picks, alternatives, (outputs[0], outputs[1], outputs[2]), self._stream)
-        arrays = {name: self._host(self._got, self._results, name, rows) for name in wanted}
+        arrays = {name: _host(self._got, self._results, name, rows) for name in wanted}
         for name, array in arrays.items():
             self._device.download(array, results[name], self._stream)
         self._stream.synchronize()
         return arrays
 
-    def _send(self, choices: Choices, counts: Sequence[int]) -> None:
-        """The rows' requests in one copy, and the entries there are in two."""
-        for name in self._requests:
-            value = np.maximum(counts, 0) if name == "counts" else getattr(choices, name)
-            self._host(self._sent, self._requests, name, len(value))[...] = value
-        self._copy(0, self._requests["entry_ints"][0])
-        for name in ("entry_ints", "entry_bias") if len(choices.entry_bias) else ():
-            self._copy(self._requests[name][0], getattr(choices, name).nbytes)
 
-    def _copy(self, first: int, nbytes: int) -> None:
-        self._device.upload(self._request_block.view((nbytes,), np.uint8, first), self._sent[first : first + nbytes], self._stream)
+def _part(block: Buffer, spans: _Spans, name: str, rows: int) -> Buffer:
+    first, shape, dtype = spans[name]
+    return block.view((rows, *shape[1:]), dtype, first)
 
-    def _device_choices(self, choices: Choices, rows: int) -> DeviceChoices:
-        counts = {"first_entry": rows + 1, "entry_ints": len(choices.entry_bias), "entry_bias": len(choices.entry_bias)}
-        names = [field.name for field in fields(choices)]
-        return DeviceChoices(*(self._part(self._request_block, self._requests, name, counts.get(name, rows)) for name in names))
 
-    @staticmethod
-    def _part(block: Buffer, spans: _Spans, name: str, rows: int) -> Buffer:
-        first, shape, dtype = spans[name]
-        return block.view((rows, *shape[1:]), dtype, first)
-
-    @staticmethod
-    def _host(block: HostArray, spans: _Spans, name: str, rows: int) -> HostArray:
-        first, shape, dtype = spans[name]
-        nbytes = rows * math.prod(shape[1:]) * dtype.itemsize
-        return block[first : first + nbytes].view(dtype).reshape(rows, *shape[1:])
+def _host(block: HostArray, spans: _Spans, name: str, rows: int) -> HostArray:
+    first, shape, dtype = spans[name]
+    nbytes = rows * math.prod(shape[1:]) * dtype.itemsize
+    return block[first : first + nbytes].view(dtype).reshape(rows, *shape[1:])

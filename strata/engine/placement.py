@@ -16,7 +16,8 @@ from strata.devices.cuda import CudaDevice, visible_devices
 from strata.devices.driver import gpu_uuids
 from strata.devices.emulated import EmulatedDevice
 from strata.engine.device_load import free_bytes
-from strata.engine.device_plan import PAGE_TOKENS, RESERVE, page_bytes, planner, tensor_bytes
+from strata.engine.device_bytes import PAGE_TOKENS, page_bytes, tensor_bytes
+from strata.engine.device_plan import RESERVE, planner
 from strata.engine.families import ModelConfig
 from strata.engine.split import asked_split, balance
 from strata.engine.stage_cost import Rates, costs, device_seconds, float_seconds

@@ -7,6 +7,8 @@ filling of the next overlap. Sizes alone say where a field lies, so a graph capt
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,23 +99,37 @@ def fill(host: HostArray, window: Window, fields: Fields, rope: Rope, scratch_pa
     views["turns"].view(np.float32)[:] = turns.view(np.float32).reshape(fields.rows, fields.pairs, 2)
 
 
+class Ring:
+    """Pinned buffers of int32 ``words`` that take turns on their way to ``stream``'s device."""
+
+    def __init__(self, device: Device, stream: Stream, words: int) -> None:
+        self._stream = stream
+        self._buffers = [(device.pinned((words,), np.int32), device.event()) for _ in range(BUFFERS)]
+        self._turn = 0
+
+    @contextmanager
+    def turn(self) -> Iterator[HostArray]:
+        """A buffer to fill and to enqueue copies of within. Waits only for the copies before the last ones."""
+        host, event = self._buffers[self._turn]
+        self._turn = (self._turn + 1) % BUFFERS
+        event.synchronize()
+        yield host
+        self._stream.record(event)
+
+
 class WindowSender:
     """Sends windows of up to ``words`` words on ``stream``."""
 
     def __init__(self, device: Device, stream: Stream, words: int) -> None:
         self._device, self._stream = device, stream
         self._block = device.allocate((words,), np.int32)
-        self._ring = [(device.pinned((words,), np.int32), device.event()) for _ in range(BUFFERS)]
-        self._turn = 0
+        self._ring = Ring(device, stream, words)
 
     def send(self, window: Window, fields: Fields, rope: Rope, scratch_page: int) -> None:
-        """Enqueues the copy of ``window``'s metadata. Waits only for the copy before the last one."""
-        host, event = self._ring[self._turn]
-        self._turn = (self._turn + 1) % BUFFERS
-        event.synchronize()
-        fill(host, window, fields, rope, scratch_page)
-        self._device.upload(self._block.view((fields.words,)), host[: fields.words], self._stream)
-        self._stream.record(event)
+        """Enqueues the copy of ``window``'s metadata."""
+        with self._ring.turn() as host:
+            fill(host, window, fields, rope, scratch_page)
+            self._device.upload(self._block.view((fields.words,)), host[: fields.words], self._stream)
 
     def rows(self, fields: Fields, context: int) -> WindowRows:
         """The window last sent, as kernels take it."""

@@ -8,7 +8,7 @@ from strata.devices.base import Buffer, Device, KernelName, Launch, Stream
 from strata.kernels.check import Shapes, int32
 from strata.kernels.tensors import Activations
 
-JOIN, MOVE = KernelName("draft", "join_norms"), KernelName("draft", "move_rows")
+JOIN, MOVE, CLEAR = (KernelName("draft", entry) for entry in ("join_norms", "move_rows", "clear"))
 THREADS = 256
 
 
@@ -38,3 +38,13 @@ def move_rows(device: Device, store: Buffer, moves: Buffer, stream: Stream) -> N
     shapes.match("store", store, np.float32, "room", "width")
     shapes.match("moves", moves, np.int32, "count", 2)
     device.launch(Launch(MOVE, (shapes["count"], 1, 1), THREADS), [store, moves, int32(shapes["width"])], stream)
+
+
+def clear(device: Device, lines: Buffer, offset: int, count: int, stream: Stream) -> None:
+    """Bytes ``offset .. offset + count - 1`` of each of ``lines`` int8 [any, bytes] become zero; all three are multiples of 4."""
+    shapes = Shapes("clear")
+    shapes.match("lines", lines, np.int8, "lines", "bytes")
+    fits = 0 <= offset <= offset + count <= shapes["bytes"] and not (offset % 4 or count % 4 or shapes["bytes"] % 4)
+    shapes.require(fits, f"bytes {offset} to {offset + count} of {shapes['bytes']}")
+    arguments: list[Buffer | np.int64] = [lines, np.int64(shapes["bytes"]), np.int64(offset), np.int64(count)]
+    device.launch(Launch(CLEAR, (shapes["lines"], 1, 1), THREADS), arguments, stream)

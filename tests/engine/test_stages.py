@@ -19,7 +19,8 @@ from strata.devices.emulated import EmulatedDevice
 from strata.devices.host_compiler import find_compiler
 from strata.engine import placement
 from strata.engine.device_load import free_bytes, stage_name
-from strata.engine.device_plan import planner, tensor_bytes
+from strata.engine.device_bytes import tensor_bytes
+from strata.engine.device_plan import planner
 from strata.engine.families import read_config
 from strata.engine.load import describe_engine, load_engine
 from strata.engine.placement import Parts, open_devices, split_over_devices

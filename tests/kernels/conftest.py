@@ -13,7 +13,7 @@ from strata.kernels.pages import PageShape
 from strata.weights.layouts import LAYOUTS
 from tests.kernels.devices import ON_GPU, new_device
 
-EMULATED_ONLY = {"test_emulated.py", "test_sanitizer.py", "test_device_load.py"}
+EMULATED_ONLY = {"test_emulated.py", "test_sanitizer.py", "test_device_load.py", "test_device_drafts.py"}
 
 
 def pytest_collection_modifyitems(items):

@@ -10,8 +10,12 @@ from strata.config import Settings
 from strata.devices.emulated import EmulatedDevice
 from strata.devices.host_compiler import find_compiler
 from strata.engine.device_load import assemble_on_devices
-from strata.engine.device_plan import planner, size_engine, weight_bytes
+from strata.engine.device_bytes import weight_bytes
+from strata.engine.device_plan import planner
+from strata.engine.device_plan import size_engine as size
 from strata.engine.families import read_config
+from strata.engine.load import served
+from strata.engine.mtp_file import find_heads
 from strata.engine.hop import PLACES
 from strata.errors import SettingError
 from strata.messages import EngineFailed, Segment, Window
@@ -20,6 +24,10 @@ from strata.weights.gguf import GGUFFile
 from tests.engine.running import TINY
 
 SETTINGS = replace(Settings(model=str(TINY)), batch=2, context=300, chunk=64)
+
+
+def size_engine(settings, file, config, spans, free, packed_first=None):
+    return size(settings, planner(settings, file, config), spans, free, packed_first)
 
 
 @pytest.fixture(scope="module")
@@ -119,22 +127,29 @@ def test_f16_pages_take_twice_the_memory_and_f32_is_refused(opened):
         size_engine(replace(SETTINGS, kv="f32"), *opened, [range(4)], [1 << 30])
 
 
-@pytest.mark.parametrize("kv", ["int8", "f16"])
-def test_a_plan_is_what_a_stage_allocates(opened, kv):
-    """But for the graphs, and the table of magnitudes."""
+@pytest.mark.parametrize("name, kv, cut, spec", [
+    ("llama", "int8", 1, 1), ("llama", "f16", 1, 3), ("glm4moe", "int8", 2, 4), ("glm4moe", "int8", None, 2), ("qwen3moe", "f16", 3, 1),
+])  # fmt: skip
+def test_a_plan_is_what_a_stage_allocates(name, kv, cut, spec):
+    """But for the graphs, and the table of magnitudes: experts, a head that drafts and its hidden rows included."""
     if find_compiler() is None:
         pytest.skip("no C++ compiler (g++ or clang++) found")
-    spans, devices = [range(1), range(1, 4)], [EmulatedDevice() for _ in range(2)]
-    free = [device.memory().free for device in devices]
-    settings = replace(SETTINGS, kv=kv)
-    engine = assemble_on_devices(settings, *opened, spans, devices)
-    plans = planner(settings, *opened).stages(spans, free, 300, packed=[False, False])
+    settings = replace(SETTINGS, model=str(TINY.with_name(f"{name}-iq3s.gguf")), kv=kv, spec=spec)
+    with GGUFFile.open(settings.model) as file:
+        config = served(settings, file)
+        spans = [range(4)] if cut is None else [range(cut), range(cut, 4)]
+        devices = [EmulatedDevice() for _ in spans]
+        free = [device.memory().free for device in devices]
+        engine = assemble_on_devices(settings, file, config, spans, devices)
+        plans = planner(settings, file, config, find_heads(settings, file, config)).stages(spans, free, 300, [False] * len(spans))
+    pages = engine.facts.num_pages
     for stage, device, before, plan in zip(engine.stages, devices, free, plans):
-        used, planned = before - device.memory().free, plan.weights + plan.work + (engine.facts.num_pages + 1) * plan.page
-        assert stage.model.ops.pages.data.nbytes == (engine.facts.num_pages + 1) * plan.page
-        assert used == planned + 4 * 512
+        assert before - device.memory().free == plan.weights + plan.work + (pages + 1) * plan.page + 4 * 512
+        hidden = stage.model.page_hidden
+        assert stage.model.ops.pages.data.nbytes + (hidden.nbytes if hidden else 0) == (pages + 1) * plan.page
+    assert engine.facts.max_rows == 2 * spec and (engine.stages[-1].model.mtp is not None) == (name == "glm4moe")
     for memory, plan in zip(engine.memory, plans, strict=True):
-        assert (memory.weights, memory.kv) == (plan.weights, engine.facts.num_pages * plan.page) and memory.work == plan.work + plan.graphs
+        assert (memory.weights, memory.kv) == (plan.weights, pages * plan.page) and memory.work == plan.work + plan.graphs
 
 
 def test_more_slots_than_rows_are_refused(opened):

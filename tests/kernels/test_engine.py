@@ -6,7 +6,7 @@ Logits differ from the CPU's because activations, keys and values are int8: for 
 import numpy as np
 import pytest
 
-from strata.engine.device_build import load_device_stage
+from strata.engine.device_build import StageSource, load_device_stage
 from strata.engine.device_stage import LogitsOnDevice, connect
 from strata.engine.numpy_ops import NumpyOps
 from strata.errors import ModelError
@@ -27,7 +27,7 @@ class DeviceStages(Stages):
         edges = [0, *splits, self.config.num_layers]
         self.devices = [new_device(**options) for _ in edges[1:]]
         self.models = [
-            load_device_stage(device, self.file, self.config, range(start, stop), facts, kv=kv)
+            load_device_stage(device, StageSource(self.file, self.config, facts, kv=kv), range(start, stop))
             for device, start, stop in zip(self.devices, edges, edges[1:])
         ]
         connect(self.models)
