@@ -1,0 +1,78 @@
+"""Drafts from a slot's own text: the longest earlier match, of equal ones the latest, as a loop over all of them finds it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata.engine.draft import Ask
+from strata.engine.lookup import MOST, Lookup, Text, continuation
+from strata.messages import DraftLimits, Segment, Tokens
+from strata.request import Sampling
+
+TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
+
+
+def slow(tokens: list[int], least: int, count: int) -> Tokens:
+    """Every earlier place, by how many tokens before it are the last ones."""
+    end, best, found = len(tokens), 0, -1
+    for place in range(end - 1):
+        length = 0
+        while length < min(MOST, place + 1) and tokens[place - length] == tokens[end - 1 - length]:
+            length += 1
+        if length >= max(best, 1):
+            best, found = length, place
+    if best < least:
+        return ()
+    text = list(tokens)
+    for at in range(count):
+        text.append(text[found + 1 + at])
+    return tuple(text[end:])
+
+
+@given(TEXTS, st.integers(1, 4), st.integers(1, 7))
+def test_it_is_what_a_loop_finds(tokens: list[int], least: int, count: int) -> None:
+    assert continuation(np.array(tokens, np.int32), least, count) == slow(tokens, least, count)
+
+
+@pytest.mark.parametrize("tokens, drafts", [
+    ([1, 2, 3, 4, 5, 6, 1, 2, 3], (4, 5, 6, 1)),
+    ([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 3], (8, 1, 2, 3)),  # of equal ones the latest
+    ([7, 1, 2, 3, 9, 0, 1, 2, 3, 8, 7, 1, 2, 3], (9, 0, 1, 2)),  # the longer one before the later one
+    ([5, 5, 5, 5], (5, 5, 5, 5)),  # on into its own continuation
+    ([1, 2, 9, 1, 2], ()),  # too short
+    ([1], ()),
+])  # fmt: skip
+def test_examples(tokens: list[int], drafts: Tokens) -> None:
+    assert continuation(np.array(tokens, np.int32), 3, 4) == drafts
+
+
+@given(TEXTS, st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), max_size=12))
+def test_a_text_grows_by_what_is_new(prompt: list[int], windows: list[list[int]]) -> None:
+    """The picks of one window are part of the answer at the next."""
+    text, generated = Text(tuple(prompt)), list[int]()
+    for picks in windows:
+        assert text.grown(generated, tuple(picks)).tolist() == [*prompt, *generated, *picks]
+        generated += picks
+
+
+def ask(slot: int, prompt: Tokens, generated: list[int], picks: Tokens, limits: DraftLimits) -> Ask:
+    segment = Segment(f"r{slot}", slot, 0, (0,), (0,), Sampling(), history=(prompt, generated), draft_limits=limits)
+    return Ask(segment, picks, limits.lookup)
+
+
+def test_slots_have_their_own_text_and_the_next_request_a_new_one() -> None:
+    lookup = Lookup()
+    first, second = (1, 2, 3, 4, 1, 2), (7, 8, 9, 7, 8)
+    limits = DraftLimits(mtp=3, lookup=2)
+    assert lookup.propose([ask(0, first, [], (3,), limits), ask(1, second, [], (9,), limits)]) == [(4, 1), (7, 8)]
+    assert lookup.propose([ask(0, first, [3], (4,), limits)]) == [(1, 2)]
+    assert lookup.propose([ask(0, second, [], (9,), limits)]) == [(7, 8)]
+
+
+def test_without_a_head_to_ask_shorter_matches_count() -> None:
+    prompt = (1, 2, 3, 9, 1)
+    assert Lookup().propose([ask(0, prompt, [], (2,), DraftLimits(mtp=1, lookup=3))]) == [()]
+    assert Lookup().propose([ask(0, prompt, [], (2,), DraftLimits(lookup=3))]) == [(3, 9, 1)]
