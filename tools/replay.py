@@ -232,7 +232,8 @@ def show(options: argparse.Namespace) -> None:
     sessions = sum(len({visit.session for visit in visits}) for visits in crowds)
     crowd = f"{len(crowds)} crowds (every {options.every}th session)" if options.every > 1 else "every session"
     print(f"{options.trace.name}: {requests} requests of {sessions} sessions, {crowd}, {hours:.1f} h\n")
-    print("| slots | rule | prompt tokens read | hit share | fewer than the original | histories lost | parked / back | first token: median / p90 |")
+    print("| slots | rule | prompt tokens read | hit share | fewer than the original | histories lost | parked / back | "
+          "first token: median / p90 |")
     print("| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     found = []
     for slots in options.slots:

@@ -14,8 +14,8 @@ from strata.config.settings import Settings
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """Seconds. ``header``: from the first byte of a request to its blank line (and from a connection's start to that byte);
-    ``body``: without a byte of the body (and see ``Limits.body_rate``); ``idle``: between two requests; ``write``: a reader that takes nothing;
-    ``linger``: how long a refused body is thrown away before the connection closes."""
+    ``body``: without a byte of the body (and see ``Limits.body_rate``); ``idle``: between two requests; ``write``: a reader that takes
+    nothing; ``linger``: how long a refused body is thrown away before the connection closes."""
 
     header: float = 10.0
     body: float = 30.0

@@ -23,8 +23,8 @@ SHOW_ONLY = ("strata/config/", "strata/server/service.py", "/dataclasses.py")
 BEFORE = {"config", "log_level", "log_format"}
 # The processors have no use for these.
 ON_DEVICES = {"kernel_cache", "compiler"}
-# Only with a GPU, a head, a model of experts, an address beyond this machine.
-ELSEWHERE = {"cuda_toolkit", "draft_vocab", "expert_cache_mib", "allow_remote_without_key"}
+# Only with a GPU, several devices, a head, a model of experts, an address beyond this machine.
+ELSEWHERE = {"cuda_toolkit", "peer_copy", "draft_vocab", "expert_cache_mib", "allow_remote_without_key"}
 
 
 class Watched(Settings):

@@ -137,7 +137,8 @@ def test_files_that_are_not_there_are_told_before_anything_is_made(tmp_path: Pat
         assert "--wheels needs a value" in one_line(fresh.run(tool, "--wheels", "--port"))
         assert f"--wheels {none}: there is no such folder" in one_line(fresh.run(tool, f"--wheels={none}"))
     assert f"--model: there is no file {none}" in one_line(fresh.run("serve.py", "--model", none))
-    assert f"STRATA_API_KEY_FILE in the environment: there is no file {none}" in one_line(fresh.run("serve.py", STRATA_API_KEY_FILE=str(none)))
+    told = one_line(fresh.run("serve.py", STRATA_API_KEY_FILE=str(none)))
+    assert f"STRATA_API_KEY_FILE in the environment: there is no file {none}" in told
     assert not (fresh.root / ".venv").exists()
 
 
