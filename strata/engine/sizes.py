@@ -26,22 +26,25 @@ from strata.messages import EngineFacts
 log = logging.getLogger(__name__)
 
 POOL_SHARE = 0.5
+TILES_WORK = 2 << 20  # attention copies a MiB of keys for each thread
 MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """Layers ``span`` and the ``heads`` behind them, in bytes: ``weights`` without the ``experts`` that rows are routed to, and ``kv``."""
+    """Layers ``span`` and the ``heads`` behind them, in bytes: ``weights`` without the ``experts`` that rows are routed to, ``kv``, and
+    about what is needed to ``work``."""
 
     span: range
     heads: Heads | None
     weights: int
     kv: int
     experts: ExpertRoom
+    work: int
 
     @property
     def memory(self) -> StageMemory:
-        return StageMemory("cpu", self.weights + self.experts.held, self.kv)
+        return StageMemory("cpu", self.weights + self.experts.held, self.kv, self.work)
 
 
 def plan(settings: Settings, config: ModelConfig, free: int | None, num_stages: int, heads: Heads | None = None) -> EngineFacts:
@@ -144,17 +147,30 @@ def stage_plans(
         page = page_bytes(config, len(span), facts.page_tokens, kind) + head_page_bytes(own, facts.page_tokens, kind)
         blocks = [*span, *(own.config.mtp_blocks if own else ())]
         weights = weight_bytes(config, span) + head_bytes(own)
-        plans.append(StagePlan(span, own, weights, facts.num_pages * page, experts.share(expert_bytes(config, blocks))))
+        room, work = experts.share(expert_bytes(config, blocks)), work_bytes(config, span, facts)
+        plans.append(StagePlan(span, own, weights, facts.num_pages * page, room, work))
     return plans
+
+
+def work_bytes(config: ModelConfig, span: range, facts: EngineFacts) -> int:
+    """About what a stage's NumPy calls hold at once: a chunk's rows between two products, tiles for attention, on the last stage logits.
+
+    An estimate, for people: measured within a third.
+    """
+    experts, heads = config.experts, 2 * (config.num_heads + config.num_kv_heads)
+    inner = max(config.ffn_width, experts.used * experts.width + experts.shared_width if experts else 0)
+    rows = facts.chunk * (4 * config.width + heads * config.head_dim + 3 * inner)
+    return TILES_WORK + 4 * (rows + (facts.max_rows * config.vocab_size if span.stop == config.num_layers else 0))
 
 
 def stage_line(number: int, stage: StagePlan, threads: int, facts: EngineFacts, kind: KVKind) -> str:
     """A stage's part of the plan, for people."""
     experts = stage.experts
-    kept = f" with {experts.held / 1e6:.0f} of {experts.every / 1e6:.0f} MB of experts, decoded when used" if experts.limit is not None else ""
+    kept = f" with {experts.held / 1e6:.0f} of {experts.every / 1e6:.0f} MB of experts, decoded when used"
+    kept = "" if experts.limit is None else kept
     return (
         f"stage {number} (cpu, {threads} {'thread' if threads == 1 else 'threads'}, layers {stage.span.start} to {stage.span.stop - 1}"
         f"{' and a head that drafts' if stage.heads else ''}): "
-        f"weights {stage.memory.weights / 1e6:.0f} MB as float32{kept}, "
+        f"weights {stage.memory.weights / 1e6:.0f} MB as float32{kept}, work space about {stage.work / 1e6:.0f} MB, "
         f"{facts.num_pages} pages of {kind} {stage.kv / 1e6:.0f} MB, used as needed"
     )

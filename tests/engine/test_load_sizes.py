@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,12 @@ import pytest
 from strata.config import Settings
 from strata.engine import sizes
 from strata.engine.families import ModelConfig, read_config
+from strata.engine.load import load_engine
 from strata.errors import SettingError
-from strata.messages import EngineFacts
+from strata.messages import EngineEvent, EngineFacts, Segment, Window, WindowDone
+from strata.request import Sampling
 from strata.weights.gguf import GGUFFile
+from tests.engine.running import TINY
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
 GIB = 1 << 30
@@ -93,3 +98,25 @@ def test_weights_are_counted_as_they_are_kept() -> None:
         config = read_config(file)
         matrices = [tensor for tensor in file.tensors.values() if len(tensor.shape) == 2 and tensor.name != "token_embd.weight"]
         assert sizes.weight_bytes(config) == sum(4 * tensor.shape[0] * tensor.shape[1] for tensor in matrices)
+
+
+@pytest.mark.parametrize("chunk", [128, 256])
+def test_the_work_space_of_the_plan_is_about_what_a_window_takes(chunk: int) -> None:
+    """Measured by tracemalloc, which sees every array: the peak of two chunks, the last rows' logits among them."""
+    with GGUFFile.open(TINY) as file:
+        engine = load_engine(Settings(threads=2, chunk=chunk, context=512, batch=2), file)
+        planned = engine.memory[0].work
+        events: queue.Queue[EngineEvent] = queue.Queue()
+        tracemalloc.start()
+        try:
+            engine.start(events.put)
+            before = tracemalloc.get_traced_memory()[0]
+            for number in range(2):
+                tokens = tuple(range(3, 3 + chunk))
+                engine.submit(Window(number, "prompt", 0, (Segment("r", 0, number * chunk, tokens, tuple(range(8)), Sampling()),)))
+                assert isinstance(events.get(timeout=60), WindowDone)
+            peak = tracemalloc.get_traced_memory()[1] - before
+        finally:
+            tracemalloc.stop()
+            engine.close()
+    assert 2 / 3 < planned / peak < 1.5, (planned, peak)
