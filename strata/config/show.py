@@ -72,7 +72,7 @@ Every setting has a flag, an environment name and a config key. Where more than 
 2. the process environment (`STRATA_BATCH=4`; empty means not set);
 3. the config file's `env` block (`"env": {"STRATA_BATCH": "4"}`, exactly like the exported variable);
 4. the config file (`"batch": 4`);
-5. the default.
+5. the default, which for a few settings follows a variable of the system that their row names (`CXX`).
 
 `--print-config` shows each value and where it came from, `--check` opens the model too and shows the memory plan. A key, flag
 or `STRATA_*` name that is unknown, or a value out of its range, refuses to start and names the nearest name or the range.
