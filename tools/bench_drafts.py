@@ -1,0 +1,139 @@
+"""What drafts are worth on the real server over HTTP: decoding with ``--spec 1`` and with drafts, by turns, on prompts no head has seen.
+
+    python tools/bench_drafts.py --model models/SmolLM2-135M-Instruct.Q4_1.gguf --mtp configs/heads/smollm2-135m-mtp.gguf
+
+Forty prompts (20 chat, 20 plain text, topics held out from training) in five lots of eight. Both servers run all the time and take turns
+lot by lot, first the one, then the other first; within a lot the clients come one after the other, or eight at once. The figure is the
+median over the lots. Answers must be equal to the letter: exit 1 if one is not. Prints a table and one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.bench_serve import own_server  # noqa: E402
+from tools.httpclient import Answer, Client  # noqa: E402
+from tools.train_mtp.topics import HELD_OUT_CHAT, HELD_OUT_PLAIN  # noqa: E402
+
+LOTS = 5
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One prompt; ``chat``: a question, else a beginning."""
+
+    text: str
+    chat: bool
+
+    def request(self, tokens: int, temperature: float) -> tuple[str, dict[str, Any]]:
+        more = {"model": "bench", "max_tokens": tokens, "temperature": temperature, "seed": 1, "cache_prompt": False}
+        if self.chat:
+            return "/v1/chat/completions", {"messages": [{"role": "user", "content": self.text}], **more}
+        return "/v1/completions", {"prompt": self.text, **more}
+
+
+@dataclass(frozen=True)
+class Lot:
+    """What one server did with one lot."""
+
+    tokens: int
+    seconds: float
+    drafted: int
+    accepted: int
+    windows: int
+    texts: tuple[str, ...]
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+def lots() -> list[list[Ask]]:
+    asks = [Ask(text, True) for text in HELD_OUT_CHAT] + [Ask(text, False) for text in HELD_OUT_PLAIN]
+    return [asks[number::LOTS] for number in range(LOTS)]
+
+
+async def run_lot(url: str, asks: list[Ask], at_once: bool, tokens: int, temperature: float) -> Lot:
+    """One after the other: seconds between the first and the last token of each. At once: seconds from start to end."""
+    client, begin = Client(url), time.monotonic()
+    calls = [client.stream(*ask.request(tokens, temperature)) for ask in asks]
+    answers = list(await asyncio.gather(*calls)) if at_once else [await call for call in calls]
+    total = time.monotonic() - begin
+    for answer in answers:
+        if answer.status != 200 or answer.error:
+            raise SystemExit(f"{url} answered {answer.status}: {answer.error[:300]}")
+    return counted(answers, total if at_once else sum(answer.timings["predicted_ms"] for answer in answers) / 1e3)
+
+
+def counted(answers: list[Answer], seconds: float) -> Lot:
+    accepted = sum(answer.timings["draft_n_accepted"] for answer in answers)
+    tokens = sum(answer.generated for answer in answers)
+    return Lot(
+        tokens, seconds, sum(answer.timings["draft_n"] for answer in answers), accepted,
+        tokens - len(answers) - accepted,  # the prompt's window picks the first token, every other window one and what it accepts
+        tuple(answer.text for answer in answers),
+    )
+
+
+def compare(urls: dict[str, str], at_once: bool, options: argparse.Namespace, temperature: float) -> dict[str, Any]:
+    """Both servers over all lots, by turns."""
+    runs: dict[str, list[Lot]] = {name: [] for name in urls}
+    for number, asks in enumerate(lots()):
+        for name in list(urls)[:: -1 if number % 2 else 1]:
+            runs[name].append(asyncio.run(run_lot(urls[name], asks, at_once, options.tokens, temperature)))
+    plain, drafted = runs["plain"], runs["drafts"]
+    accepted, windows = sum(lot.accepted for lot in drafted), sum(lot.windows for lot in drafted)
+    return {
+        "plain tok/s": statistics.median(lot.speed for lot in plain),
+        "drafts tok/s": statistics.median(lot.speed for lot in drafted),
+        "ratio": statistics.median(after.speed / before.speed for before, after in zip(plain, drafted)),
+        "accepted per window": accepted / max(1, windows),
+        "acceptance": accepted / max(1, sum(lot.drafted for lot in drafted)),
+        "different texts": sum(a != b for before, after in zip(plain, drafted) for a, b in zip(before.texts, after.texts)),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--mtp", help="a head; without it drafts come from lookup, or from a head within the model's file")
+    parser.add_argument("--spec", default="4")
+    parser.add_argument("--tokens", type=int, default=96, help="per answer (%(default)s)")
+    parser.add_argument("--temperatures", type=lambda text: [float(part) for part in text.split(",")], default=[0.0, 0.7], metavar="0,0.7")
+    parser.add_argument("--clients", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8], metavar="1,8",
+                        help="1: one after the other; 8: a lot at once")
+    parser.add_argument("server", nargs="*", help="after --: further arguments of both servers")
+    options = parser.parse_args()
+    head = ["--mtp", options.mtp] if options.mtp else []
+    found: dict[str, dict[str, Any]] = {}
+    with ExitStack() as stack:
+        urls = {
+            "plain": stack.enter_context(own_server(options.model, ["--spec", "1", *options.server]))[0],
+            "drafts": stack.enter_context(own_server(options.model, ["--spec", options.spec, *head, *options.server]))[0],
+        }
+        for temperature in options.temperatures:
+            for clients in options.clients:
+                row = compare(urls, clients > 1, options, temperature)
+                found[f"T={temperature:g}, {clients} at once"] = row
+    print(f"\n40 prompts, up to {options.tokens} tokens each, medians of {LOTS} lots\n")
+    keys = list(next(iter(found.values())))
+    print(f"| | {' | '.join(keys)} |\n| --- |{' ---: |' * len(keys)}")
+    for name, row in found.items():
+        print(f"| {name} | {' | '.join(f'{row[key]:.2f}' if isinstance(row[key], float) else str(row[key]) for key in keys)} |")
+    print(json.dumps({"bench": "drafts", **found}))
+    return int(any(row["different texts"] for row in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
