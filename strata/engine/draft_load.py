@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from strata.config import Settings
+from strata.engine.architecture import ModelConfig
 from strata.engine.draft import Drafter, Source
 from strata.engine.draft_choice import DraftChoice
 from strata.engine.lookup import Lookup
@@ -16,6 +18,9 @@ from strata.engine.page_hidden import PageHidden, PagesWithHidden
 from strata.engine.sampling import Spread
 from strata.engine.stage import StageModel
 from strata.messages import EngineFacts
+
+
+log = logging.getLogger(__name__)
 
 
 class LastStage(StageModel, Trunk, Protocol):
@@ -30,6 +35,16 @@ def draft_facts(settings: Settings, facts: EngineFacts, heads: Heads | None) -> 
         facts, max_rows=settings.batch * settings.spec, max_drafts=settings.spec - 1,
         draft_sources=("lookup",) if heads is None else ("lookup", "mtp"),
     )
+
+
+def log_drafting(settings: Settings, name: str, config: ModelConfig, facts: EngineFacts) -> None:
+    """Who drafts for the model of this ``name``, and who does not although its file says so."""
+    if settings.spec == 1:
+        return
+    if config.mtp_promised and "mtp" not in facts.draft_sources:
+        log.warning("%s: promises a head that drafts (nextn_predict_layers) and has none; served without", name)
+    known = {"mtp": "the model's head", "lookup": "the slot's own text"}
+    log.info("drafts: up to %d behind each token, from %s", facts.max_drafts, " and ".join(known[each] for each in facts.draft_sources))
 
 
 def with_drafts(

@@ -14,6 +14,7 @@ from strata.engine.cpu_load import assemble_on_cpu, describe_on_cpu
 from strata.engine.device_load import assemble_on_devices, plan_on_devices, stage_names
 from strata.engine.device_plan import plan_lines
 from strata.engine.device_rates import needed_rates
+from strata.engine.draft_load import log_drafting
 from strata.engine.families import ModelConfig, read_config
 from strata.engine.pipeline import Pipeline
 from strata.engine.placement import device_lines, open_devices, split_over_devices, split_over_threads, stage_devices
@@ -36,6 +37,7 @@ def load_engine(settings: Settings, file: GGUFFile, progress: Progress = lambda 
     """
     config = served(settings, file)
     engine = assemble(settings, cast(GGUFFile, CountedFile(file, progress)), config)
+    log_drafting(settings, file.path.name, config, engine.facts)
     size = sum(tensor.size for tensor in file.tensors.values())
     try:
         progress(size, size)  # a file may hold tensors that nobody reads

@@ -8,7 +8,6 @@ and leave the key.
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass, replace
 
@@ -21,8 +20,6 @@ from strata.engine.keys import Keys
 from strata.engine.tensor_names import block_names, check_shapes
 from strata.errors import ModelError
 from strata.weights.gguf import GGUFFile
-
-log = logging.getLogger(__name__)
 
 ENDING = ".nextn.eh_proj.weight"
 DRAFT_VOCAB = "strata.draft_vocab"
@@ -69,8 +66,6 @@ def find_heads(settings: Settings, file: GGUFFile, config: ModelConfig) -> Heads
             heads_file.close()
             raise
     if not config.mtp_blocks:
-        if config.mtp_promised:
-            log.warning("%s: promises a head that drafts (nextn_predict_layers) and has none; served without", file.path.name)
         return None
     return Heads(file, config, draft_vocabulary(file, config, settings.draft_vocab), False)
 

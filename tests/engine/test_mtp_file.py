@@ -72,12 +72,13 @@ def test_one_file_or_two_draft_the_same(trunk: Path, tmp_path: Path) -> None:
 
 
 def test_a_promise_without_a_head_is_served_without_it(trunk: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING), engine_of(trunk, spec=4) as engine:
+    with caplog.at_level(logging.INFO), engine_of(trunk, spec=4) as engine:
         assert engine.facts.draft_sources == ("lookup",)
         talk = Talk((5, 6, 7, 5, 6, 7), pages_of(0, 64))
         Player(engine).play([talk])
         assert len(talk.generated) >= talk.count
-    assert "trunk.gguf: promises a head" in caplog.text
+    assert caplog.text.count("trunk.gguf: promises a head") == 1
+    assert "drafts: up to 3 behind each token, from the slot's own text\n" in caplog.text
 
 
 def test_nothing_is_opened_without_drafts(trunk: Path) -> None:
