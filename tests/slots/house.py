@@ -116,8 +116,9 @@ class House:
             assert max(segment.num_drafts, limits.mtp, limits.lookup) <= self.facts.max_drafts
             assert segment.end <= len(segment.pages) * self.facts.page_tokens
             request = self.requests.get(segment.request_id)
-            if request is not None and segment.num_drafts:
-                assert segment.end < len(request.prompt) + request.max_tokens
+            if request is not None:
+                left = request.max_tokens - len(self.tokens.get(request.id, ()))
+                assert segment.num_drafts < max(1, left) and max(limits.mtp, limits.lookup) <= max(0, left - 2)
 
     def check(self, name: str) -> None:
         """The request has finished, with the tokens of a cold run."""
