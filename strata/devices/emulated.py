@@ -5,7 +5,7 @@ It is made to find mistakes, not to be fast (about 0.3 G weight x row products a
     missing wait between two streams, gives wrong results here every time and not once in a thousand runs on a GPU;
   - allocations are filled with 0xff (NaN), shared memory before every block too;
   - a launch is checked against the kernel's parameter list, which a GPU would not do: count, kind and element type;
-  - a graph records launches, and allocating or waiting during its capture raises, as CUDA does;
+  - a graph records launches, and during its capture allocating, waiting, or a kernel that is not compiled yet raises, as with CUDA;
   - ``descending`` runs the threads the other way round, ``sanitize`` compiles with AddressSanitizer (the process must have
     loaded its runtime: see tests/kernels/test_sanitizer.py).
 """
@@ -151,6 +151,7 @@ class EmulatedDevice:
         self.num_launches = 0
         self._compiler = HostCompiler(cache or default_cache(), compiler, sanitize=sanitize, ucontext=ucontext)
         self._entries: dict[KernelName, _Entry] = {}
+        self._compiled: set[KernelName] = set()
         self._descending = descending
         self._used = 0
         self._capturing = threading.local()
@@ -222,9 +223,12 @@ class EmulatedDevice:
         started = time.perf_counter()
         with ThreadPoolExecutor() as pool:  # each thread only waits for its compiler process
             list(pool.map(self._compiler.library, dict.fromkeys(kernels)))
+        self._compiled |= set(kernels)
         return time.perf_counter() - started
 
     def launch(self, launch: Launch, arguments: Sequence[Argument], stream: EmulatedStream) -> None:
+        if stream.captured is not None and launch.kernel not in self._compiled:
+            raise DeviceError(f"{launch.kernel} would be compiled while a graph is being captured")
         entry = self._entry(launch.kernel)
         if launch.threads % 32 or not 32 <= launch.threads <= MAX_THREADS or min(launch.grid) < 1:
             raise DeviceError(f"{launch.kernel}: bad launch of {launch.grid} blocks of {launch.threads} threads")
@@ -240,6 +244,7 @@ class EmulatedDevice:
             codes = library.strata_signature_0().decode().split()
             parameters = tuple((code[0] if len(code) == 3 else "", np.dtype(code[-2:])) for code in codes)
             entry = self._entries[kernel] = _Entry(library.strata_run_0, parameters)
+            self._compiled.add(kernel)
         return entry
 
     def _run(self, launch: Launch, entry: _Entry, values: Sequence[ctypes.Array[Any]], keep: Sequence[Argument]) -> None:

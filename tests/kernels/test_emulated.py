@@ -191,12 +191,15 @@ def test_a_graph_replays_its_launches_and_forbids_what_cuda_forbids(lab):
     stream, values = device.stream(), device.allocate([4], np.float32)
     device.upload(values, np.ones(4, np.float32), stream)
     stream.synchronize()
+    device.compile([KernelName("lab", "scale")])
     with device.capture(stream) as graph:
         device.launch(Launch(KernelName("lab", "scale"), (1, 1, 1), 32), [values, np.int32(3), np.float32(2)], stream)
         with pytest.raises(DeviceError, match="captured"):
             device.allocate([4], np.float32)
         with pytest.raises(DeviceError, match="captured"):
             stream.synchronize()
+        with pytest.raises(DeviceError, match="lab.cu: half_barrier would be compiled while"):
+            device.launch(Launch(KernelName("lab", "half_barrier"), (1, 1, 1), 64), [values], stream)
     assert read(device, values).tolist() == [1] * 4
     graph.replay(stream)
     graph.replay(stream)
