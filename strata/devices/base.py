@@ -78,6 +78,10 @@ class KernelName:
         return f"{self.stem}.cu: {self.entry}"
 
 
+GRID_LIMITS = ((1 << 31) - 1, 65535, 65535)
+"""Blocks along x, y and z that one launch can have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """Everything about one launch but its arguments: kernel, blocks (x, y, z), threads per block."""

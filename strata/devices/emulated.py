@@ -25,7 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from strata.devices.base import Argument, Buffer, DeviceError, DeviceInfo, DeviceLost, HostArray, KernelName, Launch, Memory, check_copy
+from strata.devices.base import (
+    GRID_LIMITS, Argument, Buffer, DeviceError, DeviceInfo, DeviceLost, HostArray, KernelName, Launch, Memory, check_copy,
+)  # fmt: skip
 from strata.devices.host_compiler import HostCompiler
 from strata.devices.source import default_cache
 
@@ -140,7 +142,7 @@ class EmulatedGraph:
 
 
 class EmulatedDevice:
-    """See the head of the file. ``memory_limit``: bytes that can be allocated in all, so that plans can be tested;
+    """See the head of the file. ``compiled``: so far. ``memory_limit``: bytes that can be allocated in all, so that plans can be tested;
     ``compiler``, ``ucontext``: see host_compiler.py."""
 
     def __init__(
@@ -151,7 +153,7 @@ class EmulatedDevice:
         self.num_launches = 0
         self._compiler = HostCompiler(cache or default_cache(), compiler, sanitize=sanitize, ucontext=ucontext)
         self._entries: dict[KernelName, _Entry] = {}
-        self._compiled: set[KernelName] = set()
+        self.compiled: set[KernelName] = set()
         self._descending = descending
         self._used = 0
         self._capturing = threading.local()
@@ -223,14 +225,15 @@ class EmulatedDevice:
         started = time.perf_counter()
         with ThreadPoolExecutor() as pool:  # each thread only waits for its compiler process
             list(pool.map(self._compiler.library, dict.fromkeys(kernels)))
-        self._compiled |= set(kernels)
+        self.compiled |= set(kernels)
         return time.perf_counter() - started
 
     def launch(self, launch: Launch, arguments: Sequence[Argument], stream: EmulatedStream) -> None:
-        if stream.captured is not None and launch.kernel not in self._compiled:
+        if stream.captured is not None and launch.kernel not in self.compiled:
             raise DeviceError(f"{launch.kernel} would be compiled while a graph is being captured")
         entry = self._entry(launch.kernel)
-        if launch.threads % 32 or not 32 <= launch.threads <= MAX_THREADS or min(launch.grid) < 1:
+        fits = min(launch.grid) >= 1 and all(blocks <= most for blocks, most in zip(launch.grid, GRID_LIMITS))
+        if launch.threads % 32 or not 32 <= launch.threads <= MAX_THREADS or not fits:
             raise DeviceError(f"{launch.kernel}: bad launch of {launch.grid} blocks of {launch.threads} threads")
         values = _check_arguments(launch.kernel, entry, arguments)
         self.num_launches += 1
@@ -244,7 +247,7 @@ class EmulatedDevice:
             codes = library.strata_signature_0().decode().split()
             parameters = tuple((code[0] if len(code) == 3 else "", np.dtype(code[-2:])) for code in codes)
             entry = self._entries[kernel] = _Entry(library.strata_run_0, parameters)
-            self._compiled.add(kernel)
+            self.compiled.add(kernel)
         return entry
 
     def _run(self, launch: Launch, entry: _Entry, values: Sequence[ctypes.Array[Any]], keep: Sequence[Argument]) -> None:

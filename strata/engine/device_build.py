@@ -16,13 +16,14 @@ from strata.engine.device_stage import DeviceStage, StageWeights
 from strata.engine.draft_ops import DraftOps, DraftWeights, draft_kernels_of
 from strata.engine.draft_upload import DraftSender
 from strata.engine.families import ModelConfig
-from strata.engine.graphs import ROW_BUCKETS, row_buckets
+from strata.engine.graphs import ROW_BUCKETS
 from strata.engine.kernel_ops import KernelOps, kernels_of
 from strata.engine.kernel_weights import WeightLoader
 from strata.engine.mtp_file import Heads
 from strata.engine.rope import Rope
 from strata.kernels.draft import clear
 from strata.kernels.pages import Pages, PageShape
+from strata.kernels.sample import LOGPROBS, PICK
 from strata.messages import EngineFacts
 from strata.weights.gguf import GGUFFile
 
@@ -74,17 +75,21 @@ def build_stage(
     pages = Pages(shape, device.allocate((facts.num_pages + 1, shape.page_bytes), np.int8))
     space = Workspace(device, config, shape, window_sizes(facts.chunk, facts.max_rows, facts.context), stream, weights.output is not None)
     ends = [matrix for matrix in (weights.embedding, weights.output[1] if weights.output else None) if matrix is not None]
-    counts = sorted({*row_buckets(facts.max_rows), facts.chunk})
-    seconds = device.compile(list(kernels_of(config, shape, weights.layers, ends, counts)))
+    kernels = list(kernels_of(config, shape, weights.layers, ends, every_count(facts)))
+    seconds = device.compile(kernels + ([PICK, LOGPROBS] if weights.output is not None else []))
     log.info("kernels for %s: %.1f s to compile, or to find in the cache", device.info.name, seconds)
     return DeviceStage(KernelOps(device, config, pages, space, stream), weights, rope, facts)
+
+
+def every_count(facts: EngineFacts) -> range:
+    """The rows that a window can have: what is left of a prompt is of any size, and no request should wait for a compiler."""
+    return range(1, max(ROW_BUCKETS[-1], facts.chunk) + 1)
 
 
 def add_drafts(stage: DeviceStage, weights: DraftWeights, drafting: Drafting, rope: Rope, facts: EngineFacts) -> None:
     """A head behind ``stage``, whose pages have room for one more layer."""
     ops, sizes, index = stage.ops, drafting.sizes, len(stage.weights.layers)
-    counts = sorted({*row_buckets(ROW_BUCKETS[-1]), facts.chunk})
-    ops.device.compile(list(draft_kernels_of(ops.config, ops.pages.shape, weights, counts)))
+    ops.device.compile(list(draft_kernels_of(ops.config, ops.pages.shape, weights, every_count(facts))))
     space = DraftSpace(ops.device, ops.config, sizes, ops.stream)
     layer_bytes = ops.pages.shape.layer_bytes
     clear(ops.device, ops.pages.data, index * layer_bytes, layer_bytes, ops.stream)

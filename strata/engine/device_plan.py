@@ -18,6 +18,7 @@ from strata.engine.device_bytes import (
 )  # fmt: skip
 from strata.engine.device_space import DraftSizes, draft_sizes, window_sizes
 from strata.engine.draft_load import draft_facts
+from strata.devices.base import GRID_LIMITS
 from strata.engine.families import ModelConfig
 from strata.engine.graphs import ROW_BUCKETS, graph_bytes, launches_of
 from strata.engine.hop import PLACES
@@ -134,7 +135,9 @@ def planner(settings: Settings, file: GGUFFile, config: ModelConfig, heads: Head
         raise SettingError(f"kv: {kv} is not served on a device; it keeps {' or '.join(KV_KINDS)}")
     if settings.batch > ROW_BUCKETS[-1]:
         raise SettingError(f"batch: {settings.batch} slots; a device decodes at most {ROW_BUCKETS[-1]} rows at once")
-    rows = max(settings.chunk, ROW_BUCKETS[-1])
+    rows, most = max(settings.chunk, ROW_BUCKETS[-1]), GRID_LIMITS[1]
+    if rows > most:
+        raise SettingError(f"chunk: {rows} tokens; a device reads at most {most} at once")
     return Planner(file, config, heads, kv, rows, settings.batch, settings.spec, settings.peer_copy)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +15,12 @@ from strata.devices.base import DeviceError, DeviceLost
 from strata.devices.host_compiler import find_compiler
 from strata.engine.load import load_engine
 from strata.engine.pipeline import Pipeline
-from strata.messages import CopyDone, EngineEvent, EngineFacts, EngineFailed, PageCopy, Segment, SegmentResult, Window, WindowDone
+from strata.messages import (
+    CopyDone, DraftLimits, EngineEvent, EngineFacts, EngineFailed, PageCopy, Segment, SegmentResult, Window, WindowDone,
+)  # fmt: skip
 from strata.request import Sampling
 from strata.weights.gguf import GGUFFile
-from tests.engine.running import TINY
+from tests.engine.running import MOE, TINY
 from tests.engine.test_load import GREEDY, Client
 
 FACTS = EngineFacts(num_pages=8, page_tokens=4, context=32)
@@ -153,3 +158,32 @@ def test_a_kernel_that_fails_on_the_first_stage_ends_the_engine_by_its_name(clie
     for thread in client.engine._threads:
         thread.join(WAIT)
         assert not thread.is_alive()
+
+
+SAMPLINGS = [
+    GREEDY, Sampling(seed=1, temperature=0.9, top_p=0.9, top_k=5, min_p=0.01), Sampling(temperature=0.0, logprobs=0),
+    Sampling(seed=2, repetition_penalty=1.2, presence_penalty=0.1, logprobs=3),
+]  # fmt: skip
+
+
+@pytest.mark.cxx
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler (g++ or clang++) found")
+@pytest.mark.parametrize("path, settings", [
+    (TINY, {"kv": "f16", "layer_split": (2,)}), (MOE[0], {}), (MOE[1], {"spec": 3}),
+], ids=["dense", "experts", "drafts"])  # fmt: skip
+def test_no_request_waits_for_a_compiler(path: Path, settings: dict[str, Any]) -> None:
+    """Prompts of sizes that chunks never have, every kind of sampling, logprobs, drafts: all kernels were there at the start."""
+    with GGUFFile.open(path) as file:
+        engine = load_engine(Settings(device="emulated", batch=4, context=256, chunk=64, **settings), file)
+        devices = [stage.model.ops.device for stage in engine.stages]
+        at_start = [set(device.compiled) for device in devices]
+        client = Client(engine, pages_each=4)
+        for slot, (sampling, size) in enumerate(zip(SAMPLINGS, (21, 37, 9, 64))):
+            prompt = replace(client.segment(slot, 0, list(range(3, 3 + size)), sampling), history=((5, 6), [7]))
+            client.run("prompt", replace(prompt, prompt_logprobs=1) if slot == 2 else prompt)
+        limits = DraftLimits(mtp=engine.facts.max_drafts)
+        for count in range(1, 5):
+            rows = [client.segment(slot, 70, [9], SAMPLINGS[slot]) for slot in range(count)]
+            client.run("decode", *(replace(row, history=((5,), [7]), draft_limits=limits) for row in rows))
+        assert [device.compiled - before for device, before in zip(devices, at_start)] == [set()] * len(devices)
+        engine.close()

@@ -152,6 +152,11 @@ def test_a_plan_is_what_a_stage_allocates(name, kv, cut, spec):
         assert (memory.weights, memory.kv) == (plan.weights, pages * plan.page) and memory.work == plan.work + plan.graphs
 
 
+def test_a_chunk_of_more_rows_than_a_grid_has_is_refused(opened):
+    with pytest.raises(SettingError, match="chunk: 65536 tokens; a device reads at most 65535 at once"):
+        size_engine(replace(SETTINGS, chunk=1 << 16), *opened, [range(4)], [1 << 40])
+
+
 def test_more_slots_than_rows_are_refused(opened):
     with pytest.raises(SettingError, match="batch: 40 slots"):
         size_engine(replace(SETTINGS, batch=40), *opened, [range(4)], [1 << 30])

@@ -138,6 +138,8 @@ def test_arguments_that_do_not_fit_the_kernel_are_refused(lab):
     for threads in (16, 33, 2048):
         with pytest.raises(DeviceError, match="bad launch"):
             run(device, "scale", good, threads=threads)
+    with pytest.raises(DeviceError, match="bad launch"):
+        device.launch(Launch(KernelName("lab", "scale"), (1, 65536, 1), 32), good, device.stream())
 
 
 def test_work_runs_only_when_it_is_waited_for(lab):
