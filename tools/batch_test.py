@@ -2,10 +2,12 @@
 
     python tools/batch_test.py --url http://127.0.0.1:8080
     python tools/batch_test.py --model FILE --also "--layer-split 10,20" --also "--batch-groups 1 --rows prefix" [-- server arguments]
+    python tools/batch_test.py --model FILE --also "--spec 4" --also "--spec 4 --layer-split 10,20"
 
 First every request runs alone. Then all of them together: they come one after the other while those before are being answered, one has a
 long prompt, one client leaves in the middle, and a conversation's next turn arrives while the others run. ``--also`` starts further servers
-of the same model with other arguments, whose answers must be those of the first.
+of the same model with other arguments, whose answers must be those of the first. Of a server that drafts it is printed how many drafts were
+right: where none were, equal answers say little.
 
 Exit: 0 all tokens equal; 1 a difference (printed with its place); 2 there was nothing to compare: no server, an error, too short a context.
 """
@@ -16,6 +18,7 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import shlex
 import sys
 from collections.abc import Iterable
@@ -182,6 +185,14 @@ def differences(wanted: Answers, got: Answers, where: str) -> list[str]:
     return lines
 
 
+async def drafts(client: Client) -> str:
+    """How many drafts the server has checked and accepted since its start; "" where there were none, or it does not say."""
+    _, text = await client.get("/metrics")
+    counts = [re.search(rb"vllm:spec_decode_num_%s_tokens_total\{[^}]*\} (\S+)" % kind, text) for kind in (b"accepted", b"draft")]
+    accepted, drafted = (float(count[1]) if count else 0.0 for count in counts)
+    return f"; {accepted:.0f} of {drafted:.0f} drafts accepted" if drafted else ""
+
+
 async def check_server(url: str, options: argparse.Namespace, label: str, wanted: Answers | None) -> tuple[Answers, list[str]]:
     """The answers of this server alone, and how they and those in company differ from ``wanted`` (default: its own alone)."""
     client = Client(url)
@@ -192,7 +203,7 @@ async def check_server(url: str, options: argparse.Namespace, label: str, wanted
         in_company = await together(client, scenario)
         found += differences(wanted or first, in_company, f"{label}, together{f' ({number + 1})' if options.rounds > 1 else ''}")
     verdict = f"{len(found)} differ" if found else "equal"
-    print(f"{label}: {len(first)} answers of {sum(map(len, first.values()))} tokens, {verdict}", flush=True)
+    print(f"{label}: {len(first)} answers of {sum(map(len, first.values()))} tokens, {verdict}{await drafts(client)}", flush=True)
     return first, found
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from argparse import Namespace
 from contextlib import closing
+from pathlib import Path
 from socket import socket
 from typing import Any
 
 import pytest
 
 from strata.devices.host_compiler import find_compiler
+from strata.messages import DraftLimits
+from strata.slots import speculation
 from tests.e2e.serving import TINY, serving
+from tests.engine.drafting import exact, rewritten
 from tools import batch_test
 from tools.batch_test import DIFFERENT, EQUAL, UNTESTED, Answers, check_server, differences, main
 
@@ -19,6 +24,12 @@ nightly = pytest.mark.skipif("STRATA_NIGHTLY" not in os.environ, reason="nightly
 SPLITS: dict[int, tuple[int, ...] | None] = {1: None, 2: (1,), 3: (1, 3), 4: (1, 2, 3)}
 FEW = [(2, None, "compact"), (2, 1, "compact"), (3, 4, "prefix"), (4, None, "compact"), (4, 4, "compact"), (1, 2, "prefix")]
 EVERY = [(stages, groups, rows) for stages in SPLITS for groups in (None, 1, 2, 4) for rows in ("compact", "prefix")]
+
+
+@pytest.fixture(scope="module")
+def drafting_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a head of its own that is often right."""
+    return rewritten("glm4moe-accept-some-iq3s", tmp_path_factory.mktemp("model") / "model.gguf", exact)
 
 
 async def checked(wanted: Answers | None = None, tokens: int = 24, long: int = 300, requests: int = 5, **settings: Any) -> Answers:
@@ -32,6 +43,7 @@ async def checked(wanted: Answers | None = None, tokens: int = 24, long: int = 3
 
 
 wanted_answers: Answers = {}
+drafting_answers: Answers = {}
 
 
 async def wanted() -> Answers:
@@ -61,6 +73,20 @@ async def test_no_split_and_no_groups_change_a_token_on_the_emulated_device() ->
     small: dict[str, Any] = {"tokens": 6, "long": 70, "requests": 3, "device": "emulated", "context": 256}
     one = await checked(**small, batch_groups=1)
     await checked(one, **small, layer_split=(1, 2, 3), devices=("1", "0", "1", "0"), batch_groups=4, rows="prefix")
+
+
+@pytest.mark.parametrize("stages, groups, rows", [(1, None, "compact"), (2, 2, "prefix"), (4, None, "compact")])
+async def test_drafts_change_no_token(
+    stages: int, groups: int | None, rows: str, drafting_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As many drafts as can be, whatever they cost; from the model's head and from the slots' own text."""
+    monkeypatch.setattr(speculation, "choose", lambda slots, cost: [DraftLimits(len(slot.mtp), len(slot.lookup)) for slot in slots])
+    if not drafting_answers:
+        drafting_answers.update(await checked(model=drafting_model, batch_groups=1))
+    capsys.readouterr()
+    await checked(drafting_answers, model=drafting_model, spec=4, **settings_of(stages, groups, rows))
+    found = re.search(r"equal; (\d+) of (\d+) drafts accepted", capsys.readouterr().out)
+    assert found and 20 < int(found[1]) < int(found[2])
 
 
 # ---------------------------------------------------------------- that it can say no
