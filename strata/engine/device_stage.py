@@ -3,6 +3,11 @@
 A decode window is padded to buckets (graphs.py). Pad rows write to a page of their own, which no table names. Buckets size grids and
 choose graphs; no row's bits depend on them. Nothing is allocated while windows run, and nothing waits but what reads a window's result.
 Between stages rows go through hop.py; ``connect`` joins the stages of an engine before their first window.
+
+Why its own sequence beside forward.py: what is one step of the text there is half a kernel here. The residual sum waits for the next norm,
+which also quantises; SwiGLU ends a product; the shared expert begins the sum of the others; logits of a prompt come in lots. A text for
+both would have to be written in these fused verbs, and would no longer say what a layer is. The layers' weights have the same names in
+both, and tests compare the two.
 """
 
 from __future__ import annotations

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from strata.devices.host_compiler import find_compiler
 from tests.e2e.process import launched
 from tests.e2e.serving import cold, some_tokens
+from tests.engine.drafting import exact, rewritten
 
 pytestmark = [
     pytest.mark.cxx,
@@ -46,3 +48,17 @@ async def test_two_stages_on_one_device_change_no_token() -> None:
             await process.until_ready()
             answers.append((await process.complete(prompt, 4)).tokens)
     assert answers[0] == answers[1]
+
+
+async def test_a_head_drafts_on_the_device_and_changes_no_token(tmp_path: Path) -> None:
+    """Experts, and a head that is always right: with drafts a greedy answer takes fewer windows, a drawn one beside it is the same."""
+    model = rewritten("glm4moe-accept-all-iq3s", tmp_path / "model.gguf", exact)
+    prompt, drawn, answers = some_tokens(20, 2), {"temperature": 0.8, "seed": 6}, []
+    for spec in (1, 4):
+        async with launched(*SIZES, "--spec", str(spec), model=model) as process:
+            await process.until_ready()
+            both = await asyncio.gather(process.complete(prompt, 9), process.complete(some_tokens(7, 3), 6, **drawn))
+            answers.append([result.tokens for result in both])
+            timings = both[0].timings
+    assert answers[0] == answers[1]
+    assert timings["draft_n"] == timings["draft_n_accepted"] >= 4
