@@ -102,24 +102,26 @@ class StageModel:
     def block(self, x: Floats, index: int, layer: Layer, plan: Plan, turns: NDArray[np.complex64]) -> None:
         """x += attention(norm(x)); x += ffn(norm(x)), which may be experts, too. ``x`` [layout rows, width], in place."""
         ops, eps = self.ops, self.config.eps
-        x += self._attention(ops.rms_norm(x, layer.attn_norm, eps), index, layer, plan, turns)
+        queries = self.write_cells(x, index, layer, plan, turns)
+        x += ops.linear(ops.attention(queries, index, plan), layer.attn_output, plan)
         normed = ops.rms_norm(x, layer.ffn_norm, eps)
         if layer.routed is not None:
             x += ops.routed(normed, layer.routed, plan)
         if layer.dense is not None:
             x += ops.linear(ops.swiglu(ops.linear(normed, layer.dense.gate_up, plan)), layer.dense.down, plan)
 
-    def _attention(self, x: Floats, index: int, layer: Layer, plan: Plan, turns: NDArray[np.complex64]) -> Floats:
+    def write_cells(self, x: Floats, index: int, layer: Layer, plan: Plan, turns: NDArray[np.complex64]) -> Floats:
+        """Keys and values of ``x`` [layout rows, width] to the cache; returns the queries [layout rows, heads, head_dim]."""
         config, ops, layout = self.config, self.ops, plan.layout
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        joined = ops.linear(x, layer.qkv, plan).reshape(len(x), heads + 2 * kv_heads, dim)
+        joined = ops.linear(ops.rms_norm(x, layer.attn_norm, config.eps), layer.qkv, plan).reshape(len(x), heads + 2 * kv_heads, dim)
         turned = joined[:, : heads + kv_heads]
         if layer.qk_norm is not None:
             turned[:] = ops.rms_norm(turned, layer.qk_norm, config.eps)
         ops.rope(turned, turns)
         written = joined[layout.real, heads:] if layout.padded else joined[:, heads:]
         self.kv.write(index, layout.pages, layout.offsets, written.reshape(-1, 2, kv_heads, dim))
-        return ops.linear(ops.attention(joined[:, :heads], index, plan), layer.attn_output, plan)
+        return joined[:, :heads]
 
     def copy_out(self, pages: Tokens) -> tuple[NDArray, ...]:
         """A host image of whole pages of this stage's layers."""

@@ -7,18 +7,23 @@ model's width; one block; a norm; the output matrix. What the head's file lacks 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strata.engine.forward import Embedding, StageModel, Weights
 from strata.engine.mtp_file import Heads
+from strata.engine.numpy_ops import Plan
 from strata.engine.products import Matrix
+from strata.engine.results import segment_rows
+from strata.engine.rows import Layout
 from strata.messages import Window
 from strata.weights.formats import dequantize
 from strata.weights.gguf import GGUFFile
 
 Floats = NDArray[np.float32]
+MANY = 8  # rows for each wanted one, from which two passes over fewer operations are quicker than one over all
 
 
 class NumpyMtp:
@@ -50,16 +55,38 @@ class NumpyMtp:
         return self.model.ops.matrix([rows if heads.vocabulary is None else rows[heads.vocabulary]])
 
     def run(self, window: Window, hidden: Floats, wanted: Sequence[int]) -> tuple[Floats, Floats]:
-        """As MtpBlock."""
-        model, ops, eps, width = self.model, self.model.ops, self.model.config.eps, self.model.config.width
+        """As MtpBlock. Rows that nobody wants get their cells and, where they are many, no more."""
+        model, ops, places = self.model, self.model.ops, list(wanted)
+        has_many = len(hidden) > MANY * len(places)
         with ops.window(window, model.kv, model.config.group) as plan:
             layout = plan.layout
             if len(layout.fresh):
                 model.kv.clear(layout.fresh, slice(self.index, self.index + 1))
-            joined = np.zeros((len(layout.tokens), 2 * width), np.float32)
-            joined[layout.real, :width] = ops.rms_norm(self.embedding.rows(layout.tokens[layout.real]), self.enorm, eps)
-            joined[layout.real, width:] = ops.rms_norm(hidden, self.hnorm, eps)
-            x = ops.linear(joined, self.eh_proj, plan).copy()
-            model.block(x, self.index, self.layer, plan, model.rope.turns(layout.positions))
-            out = ops.rms_norm(x[layout.real[list(wanted)]], self.norm, eps)
-            return out, ops.logits(out, self.output)
+            x, turns = self._joined(layout, hidden, plan), model.rope.turns(layout.positions)
+            step = model.write_cells if has_many else model.block
+            step(x, self.index, self.layer, plan, turns)
+            x = x[layout.real[places]]
+        if has_many and places:
+            with ops.window(only(window, places), model.kv, model.config.group) as plan:
+                model.block(x, self.index, self.layer, plan, model.rope.turns(plan.layout.positions))
+        out = ops.rms_norm(x, self.norm, model.config.eps)
+        return out, ops.logits(out, self.output)
+
+    def _joined(self, layout: Layout, hidden: Floats, plan: Plan) -> Floats:
+        """What goes into the block: [layout rows, width], the caller's to keep."""
+        ops, eps, width = self.model.ops, self.model.config.eps, self.model.config.width
+        joined = np.zeros((len(layout.tokens), 2 * width), np.float32)
+        joined[layout.real, :width] = ops.rms_norm(self.embedding.rows(layout.tokens[layout.real]), self.enorm, eps)
+        joined[layout.real, width:] = ops.rms_norm(hidden, self.hnorm, eps)
+        return ops.linear(joined, self.eh_proj, plan).copy()
+
+
+def only(window: Window, rows: Sequence[int]) -> Window:
+    """The given rows of a window, rising, each a segment of its own, to be computed one by one."""
+    wanted, segments = set(rows), []
+    for segment, first in segment_rows(window):
+        for row in range(first, first + len(segment.tokens)):
+            if row in wanted:
+                at = row - first
+                segments.append(replace(segment, start=segment.start + at, tokens=segment.tokens[at:at + 1]))
+    return Window(window.id, "decode", window.group, tuple(segments))
