@@ -4,7 +4,7 @@ Rules. The longest earlier match wins, of equal ones the latest; a match shorter
 head drafts, one shorter than ``LEAST_ALONE`` is worth less than nothing. A match that reaches the end of the text goes on into
 its own continuation, so a repeated line is drafted on and on.
 
-Why no index: comparing 262,144 tokens with one takes 0.1 ms, and an index of their triples took 60 ms to build and 30 MB to keep.
+Why no index: comparing 262,144 tokens with one takes 0.02 to 0.8 ms, and an index of their triples 100 ms to build and 19 MB to keep.
 """
 
 from __future__ import annotations
