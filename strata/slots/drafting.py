@@ -75,11 +75,12 @@ class Chance(NamedTuple):
 
 
 def server_chances(tally: Tally, guess: tuple[float, float]) -> list[Chance]:
-    """By depth; what was not seen is taken from the depth before."""
+    """By depth; what was not seen is taken from the depth before. Deeper drafts cannot be there more often."""
     chances: list[Chance] = []
     last = Chance(*guess)
     for asked, given, reached, right in tally.by_depth():
-        last = Chance((given + WEIGHT * last.share) / (asked + WEIGHT), (right + WEIGHT * last.right) / (reached + WEIGHT))
+        share = (given + WEIGHT * last.share) / (asked + WEIGHT)
+        last = Chance(min(share, last.share) if chances else share, (right + WEIGHT * last.right) / (reached + WEIGHT))
         chances.append(last)
     return chances
 

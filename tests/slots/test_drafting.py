@@ -126,6 +126,11 @@ def test_a_depth_that_was_never_tried_is_like_the_one_before() -> None:
         tally.add(1, 1, 1, 1)
     one, two, three = server_chances(tally, FIRST_GUESS["mtp"])
     assert one.right == two.right == three.right > 0.99
+    for _ in range(1000):
+        tally.add(1, 0, 0, 0)
+    tally.add(3, 3, 3, 3)
+    shares = [chance.share for chance in server_chances(tally, FIRST_GUESS["mtp"])]
+    assert shares == sorted(shares, reverse=True) and 0.4 < shares[0] < 0.6
 
 
 def test_a_slot_starts_as_the_server_and_goes_its_own_way() -> None:

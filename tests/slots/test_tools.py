@@ -12,7 +12,7 @@ from strata.messages import EngineFacts
 from strata.request import Request, Sampling
 from strata.slots import SlotPolicy
 from tests.slots.house import House
-from tools import draw_states, replay, simulate
+from tools import draw_states, replay, simulate, simulate_drafts
 from tools._simulation import Costs, World
 
 DATA = Path(__file__).parent.parent / "data" / "traces"
@@ -51,6 +51,13 @@ def test_the_rule_is_worth_what_was_measured_and_compact_windows_are_never_slowe
         gain = (low / old - 1) * 100
         assert abs(gain - simulate.measured_gain(clients)) < 12, f"{clients} clients (four orders only, so twice the goal)"
         assert min(compact_old, compact_low) >= 0.999 * max(old, low)
+
+
+@pytest.mark.parametrize(("clients", "right"), [(1, 0.1), (1, 0.8), (2, 0.5), (8, 0.1), (8, 0.8)])
+def test_chosen_drafts_are_about_as_good_as_the_best_fixed_number_and_never_lose(clients: int, right: float) -> None:
+    gain = simulate_drafts.speed(clients, right, 4) / simulate_drafts.speed(clients, right, 1)
+    best, _ = simulate_drafts.best_fixed(clients, right)
+    assert gain >= 0.97 and 0.95 * best <= gain <= 1.05 * best
 
 
 def test_the_side_request_takes_a_s_slot_unless_expiry_or_shelf_says_otherwise() -> None:
