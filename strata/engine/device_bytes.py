@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from strata.engine.device_space import HEAD_ROWS, DraftSizes, DraftSpace, Tally, WindowSizes, Workspace, gated_widths
 from strata.engine.draft_ops import FILL_LAUNCHES, STEP_LAUNCHES
@@ -64,6 +65,7 @@ def tensor_bytes(tensor: Tensor, packed: bool) -> int:
     return layout.bytes(rows, padded(columns))
 
 
+@lru_cache(maxsize=256)  # a plan is sought by trying contexts
 def work_bytes(config: ModelConfig, sizes: WindowSizes, is_last: bool, kv: str = "int8") -> int:
     """Bytes of a stage's work space, of a window's metadata and, on the last stage, of what tokens are picked in."""
     tally = Tally()
@@ -98,6 +100,7 @@ def draft_weight_bytes(heads: Heads, file: GGUFFile, config: ModelConfig, is_fir
     return total + 4 * (config.vocab_size if heads.vocabulary is None else len(heads.vocabulary))
 
 
+@lru_cache(maxsize=256)
 def draft_work_bytes(config: ModelConfig, sizes: DraftSizes) -> int:
     """Bytes of a head's work space and its rows' metadata."""
     tally = Tally()

@@ -15,7 +15,6 @@ from strata.engine.draft_upload import RESULTS, DraftRows, DraftSender, Header, 
 from strata.engine.graphs import ROW_BUCKETS, GraphCache, context_bucket, num_graphs, row_bucket
 from strata.engine.pick_room import MAX_ENTRIES
 from strata.kernels.sample import Choices, History, choices_of
-from strata.messages import Tokens
 from strata.request import Sampling
 
 PAD = (Sampling(temperature=0.0), 0, History())
@@ -41,15 +40,15 @@ class ChainRunner:
         self.fills, self.steps = GraphCache(len(ROW_BUCKETS)), GraphCache(num_graphs(ops.space.sizes.slots, context))
         self._found = self._device.pinned(ops.space.found.shape, np.int32)
 
-    def fill(self, rows: Sequence[tuple[int, int, int, int]], tables: Sequence[Tokens]) -> None:
-        """Write cells of ``rows``: token, position, line of the page ``tables``, hidden row before it."""
+    def fill(self, rows: Sequence[tuple[int, int, int, int]]) -> None:
+        """Write cells of ``rows``: token, position, line of the page tables sent, hidden row before it."""
         for start in range(0, len(rows), self._space.sizes.rows):
             tokens, positions, lines, sources = zip(*rows[start : start + self._space.sizes.rows])
             count = len(tokens)
             if count > ROW_BUCKETS[-1]:
-                self.ops.fill(self._sender.send(Rows(tokens, positions, lines, sources), count, tables))
+                self.ops.fill(self._sender.send(Rows(tokens, positions, lines, sources), count))
                 continue
-            sent = self._sender.send(Rows(tokens, positions, lines, sources), row_bucket(count), tables)
+            sent = self._sender.send(Rows(tokens, positions, lines, sources), row_bucket(count))
             self._replay(self.fills, (sent.window.count, 0), sent)
 
     def _replay(self, graphs: GraphCache, key: tuple[int, int], rows: DraftRows) -> None:
@@ -61,15 +60,15 @@ class ChainRunner:
         graphs.get(key, capture).replay(self._stream)
 
     def run(self, chains: Sequence[Start]) -> list[list[Guess]]:
-        """``room`` guesses of each chain. ``chains``: the longest first, so that chain i has row i in every step. Waits for the end."""
+        """``room`` guesses of each chain. ``chains``: the longest first, so that chain i has row i in every step, and line i of the page
+        tables sent. Waits for the end."""
         counts = [sum(chain.room > step for chain in chains) for step in range(chains[0].room)]
         choices = self._choices(chains)
         self._space.requests.send(choices, [-1] * len(choices.real))
         headers = [Header(row_bucket(count), self._sender.pairs) for count in counts]
         rows = [self._rows(chains[:count], step, choices) for step, count in enumerate(counts)]
         context = context_bucket(max(chain.ask.position + chain.room for chain in chains), self._context)
-        tables = [chain.ask.segment.pages for chain in chains]
-        for number, header in enumerate(self._sender.send_steps(list(zip(headers, rows)), tables)):
+        for number, header in enumerate(self._sender.send_steps(list(zip(headers, rows)))):
             sent = self._sender.rows(header, context)
             self._replay(self.steps, (header.rows, context), sent)
             found = self._space.found.rows(number, number + 1)

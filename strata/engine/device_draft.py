@@ -111,14 +111,14 @@ class DeviceMtp:
         """Kept rows are moved before, and the pages' rows after, rows of both are read; a chain reads only the window's."""
         starts = [start for start in map(self._start, asks) if start is not None]
         starts.sort(key=lambda start: -start.room)
-        due = self._due({start.ask.segment.slot for start in starts})
+        slots = [start.ask.segment.slot for start in starts]
+        due = self._due(slots)
         parking, paging = self._sender.send_moves(self._parked(), self._page_moves)
         self._runner.ops.move(parking)
         self._fill(due)
         self._runner.ops.move(paging)
         for start, guesses in zip(starts, self._runner.run(starts) if starts else ()):
             self._cut(start.ask.segment, guesses)
-        slots = {start.ask.segment.slot for start in starts}
         return [self._proposed[ask.segment.slot].drafts if ask.segment.slot in slots else () for ask in asks]
 
     def _start(self, ask: Ask) -> Start | None:
@@ -127,13 +127,14 @@ class DeviceMtp:
         room = min(ask.limit, self._facts.max_drafts, len(pages) * self._facts.page_tokens - ask.position)
         return Start(ask, room, self._kept[ask.segment.slot].last) if room > 0 else None
 
-    def _due(self, slots: set[int]) -> list[Kept]:
-        """What has to be filled now, taken from what is kept: of slots that draft, and what was kept back for long enough elsewhere."""
+    def _due(self, slots: Sequence[int]) -> list[Kept]:
+        """What has to be filled now, taken from what is kept: of ``slots``, which draft, and then what was kept back for long enough."""
+        others = [slot for slot, kept in self._kept.items() if kept.segment is not None and len(kept.tokens) >= MOST_KEPT]
         due = []
-        for slot, kept in self._kept.items():
-            if kept.segment is not None and (slot in slots or len(kept.tokens) >= MOST_KEPT):
-                due.append(replace(kept))
-                kept.first, kept.tokens, kept.sources = kept.end, [], []
+        for slot in dict.fromkeys((*slots, *others)):
+            kept = self._kept[slot]
+            due.append(replace(kept))
+            kept.first, kept.tokens, kept.sources = kept.end, [], []
         return due
 
     def _parked(self) -> list[tuple[int, int]]:
@@ -148,12 +149,14 @@ class DeviceMtp:
         return moves
 
     def _fill(self, due: Sequence[Kept]) -> None:
-        tables = [kept.segment.pages for kept in due if kept.segment is not None]
+        """Cells of these rows; their slots' page tables are the lines that a chain finds, too."""
+        if due:
+            self._sender.send_tables([kept.segment.pages for kept in due if kept.segment is not None])
         rows = [
             (token, kept.first + place, line, source)
             for line, kept in enumerate(due) for place, (token, source) in enumerate(zip(kept.tokens, kept.sources, strict=True))
         ]  # fmt: skip
-        self._runner.fill(rows, tables)
+        self._runner.fill(rows)
 
     def _cut(self, segment: Segment, guesses: Sequence[Guess]) -> None:
         """The drafts among the guesses of a chain: those before the first that is not worth a row."""

@@ -2,7 +2,7 @@
 
 A chain of steps changes only what belongs to a row; page tables stay. So the rows of all its steps are sent in one copy, and before each
 step its rows are copied, on the device, to where the captured graph looks. Tokens come first, because from the second step on the step
-before has left them there. Page tables have places of their own, one line for each slot.
+before has left them there. Page tables have places of their own, sent once a window: one line for each slot, and a last one for pad rows.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Header:
         firsts = accumulate((math.prod(shape) for shape in shapes.values()), initial=0)
         return {name: (first, shape) for (name, shape), first in zip(shapes.items(), firsts)}
 
-    def fill(self, host: HostArray, rows: Rows, rope: Rope, scratch_line: int) -> None:
+    def fill(self, host: HostArray, rows: Rows, rope: Rope) -> None:
         """``rows`` into ``host``. Pad rows: token 0 with a hidden row of zeros at position 0 of the scratch page."""
         views = {name: host[at : at + math.prod(shape)].reshape(shape) for name, (at, shape) in self.spans().items()}
         count = len(rows.positions)
-        for name, pad in (("tokens", 0), ("positions", 0), ("lines", scratch_line), ("sources", -1)):
+        for name, pad in (("tokens", 0), ("positions", 0), ("lines", HEAD_ROWS), ("sources", -1)):
             views[name][:count] = getattr(rows, name)
             views[name][count:] = pad
         views["whole"][:] = 0
@@ -85,33 +85,43 @@ class DraftSender:
     """Sends rows of up to ``sizes``; ``every`` int32 [rows] counts from 0."""
 
     def __init__(self, device: Device, stream: Stream, sizes: DraftSizes, rope: Rope, every: Buffer, scratch_page: int) -> None:
-        self._device, self._stream, self._rope, self._every, self._scratch_page = device, stream, rope, every, scratch_page
+        self._device, self._stream, self._rope, self._every = device, stream, rope, every
         self.pairs = len(rope.frequencies)
         widest, step = Header(sizes.rows, self.pairs).words, Header(HEAD_ROWS, self.pairs).words
         self._header = device.allocate((widest,), np.int32)
         self._staged = device.allocate((sizes.max_drafts * step,), np.int32)
         self._tables = device.allocate((HEAD_ROWS + 1, sizes.max_pages), np.int32)
         self._moves = device.allocate((sizes.max_moves, 2), np.int32)
-        self._ring = Ring(device, stream, max(widest, sizes.max_drafts * step) + self._tables.size)
+        self._ring = Ring(device, stream, max(widest, sizes.max_drafts * step))
+        self._table_ring = Ring(device, stream, HEAD_ROWS * sizes.max_pages)
         self._move_ring = Ring(device, stream, self._moves.size)
+        device.upload(self._tables, np.full(self._tables.shape, scratch_page, np.int32), stream)
+        stream.synchronize()
 
-    def send(self, rows: Rows, count: int, tables: Sequence[Tokens]) -> DraftRows:
-        """Rows for one run, padded to ``count``; line i of the tables is ``tables[i]``."""
+    def send_tables(self, tables: Sequence[Tokens]) -> None:
+        """Line i is ``tables[i]``, until others are sent."""
+        width = self._tables.shape[1]
+        with self._table_ring.turn() as host:
+            lines = host[: len(tables) * width].reshape(-1, width)
+            for line, pages in zip(lines, tables):
+                line[: len(pages)] = pages[:width]
+            self._upload(self._tables, lines.reshape(-1))
+
+    def send(self, rows: Rows, count: int) -> DraftRows:
+        """Rows for one run, padded to ``count``."""
         header = Header(count, self.pairs)
         with self._ring.turn() as host:
-            header.fill(host, rows, self._rope, len(tables))
-            self._upload(self._header, 0, host[: header.words])
-            self._send_tables(host[header.words :], tables)
+            header.fill(host, rows, self._rope)
+            self._upload(self._header, host[: header.words])
         return self.rows(header, 0)
 
-    def send_steps(self, steps: Sequence[tuple[Header, Rows]], tables: Sequence[Tokens]) -> Iterator[Header]:
+    def send_steps(self, steps: Sequence[tuple[Header, Rows]]) -> Iterator[Header]:
         """The rows of a chain's steps in one copy; then, each time it is asked, the next step's to where its graph looks."""
         with self._ring.turn() as host:
             firsts = [0, *accumulate(header.words for header, _ in steps)]
             for first, (header, rows) in zip(firsts, steps):
-                header.fill(host[first : first + header.words], rows, self._rope, len(tables))
-            self._upload(self._staged, 0, host[: firsts[-1]])
-            self._send_tables(host[firsts[-1] :], tables)
+                header.fill(host[first : first + header.words], rows, self._rope)
+            self._upload(self._staged, host[: firsts[-1]])
         return self._steps(firsts, [header for header, _ in steps])
 
     def _steps(self, firsts: Sequence[int], headers: Sequence[Header]) -> Iterator[Header]:
@@ -122,16 +132,8 @@ class DraftSender:
             self._device.copy(self._header.view((size,), offset=4 * skipped), source, self._stream)
             yield header
 
-    def _send_tables(self, host: HostArray, tables: Sequence[Tokens]) -> None:
-        width = self._tables.shape[1]
-        lines = host[: (len(tables) + 1) * width].reshape(-1, width)
-        lines[:] = self._scratch_page
-        for line, pages in zip(lines, tables):
-            line[: len(pages)] = pages[:width]
-        self._upload(self._tables, 0, lines.reshape(-1))
-
-    def _upload(self, target: Buffer, first: int, words: HostArray) -> None:
-        self._device.upload(target.view((len(words),), offset=4 * first), words, self._stream)
+    def _upload(self, target: Buffer, words: HostArray) -> None:
+        self._device.upload(target.view((len(words),)), words, self._stream)
 
     def rows(self, header: Header, context: int) -> DraftRows:
         """The rows last sent, as kernels take them; ``context`` as for WindowRows."""
@@ -152,5 +154,5 @@ class DraftSender:
             with self._move_ring.turn() as host:
                 words = host[: 2 * edges[-1]]
                 words.reshape(-1, 2)[:] = [move for moves in lists for move in moves]
-                self._upload(self._moves, 0, words)
+                self._upload(self._moves, words)
         return [self._moves.rows(first, end) for first, end in zip(edges, edges[1:])]

@@ -63,10 +63,11 @@ def test_numbers_of_the_head_are_those_of_float32_within_int8(player):
     tokens, page = ids(golden["ids"]), (15,)
     hidden = np.ascontiguousarray(golden["trunk_hidden"])
     ops.ops.device.upload(space.store.rows(0, 40), hidden, ops.ops.stream)
-    runner.fill([(token, k, 0, k - 1) for k, token in enumerate(tokens[:39])], [page])
+    sender.send_tables([page])
+    runner.fill([(token, k, 0, k - 1) for k, token in enumerate(tokens[:39])])
     errors = []
     for k in (0, 7, 39):
-        rows = sender.send(Rows([tokens[k]], [k], [0], [k - 1]), 1, [page])
+        rows = sender.send(Rows([tokens[k]], [k], [0], [k - 1]), 1)
         ops.step(replace(rows, window=replace(rows.window, context=256)))
         logits = np.empty((1, 512), np.float32)
         ops.ops.device.download(logits, space.logits.rows(0, 1), ops.ops.stream)

@@ -19,7 +19,7 @@ NAMES = ("qwen3moe", "glm4moe")
 @pytest.fixture(scope="module", params=NAMES)
 def model(request):
     path = DATA / "tiny" / f"{request.param}-iq3s.gguf"
-    with DeviceStages(path, facts=replace(FACTS, max_rows=12)) as stages:
+    with DeviceStages(path, facts=replace(FACTS, max_rows=12, chunk=64)) as stages:
         stages.golden = np.load(path.with_suffix(".npz"))
         stages.path = path
         yield stages

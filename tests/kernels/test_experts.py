@@ -77,7 +77,7 @@ def test_swiglu_of_a_visit_is_that_of_its_expert(bench, rng, gate, up, columns, 
 
 
 @pytest.mark.parametrize("layout, rows, columns, count, used", [
-    ("odd4", 30, 256, 2, 3), ("super4", 16, 768, 8, 2), ("flat8", 24, 2112, 1, 5), ("half", 20, 128, 3, 2), ("super8", 16, 256, 20, 3),
+    ("flat8", 30, 64, 2, 3), ("super4", 16, 768, 8, 2), ("odd4", 24, 2304, 1, 5), ("half", 20, 128, 3, 2), ("flat8", 16, 64, 20, 3),
 ])  # fmt: skip
 def test_down_is_the_sum_over_the_rows_visits_in_order(bench, rng, layout, rows, columns, count, used):
     tensor = tensor_of(rng, layout, rows, columns)
@@ -103,25 +103,25 @@ def test_down_is_the_sum_over_the_rows_visits_in_order(bench, rng, layout, rows,
 def test_a_row_has_the_same_bits_alone_and_in_any_company(one_bench, rng):
     """One row with its visits at every place of few rows and of many, whose other rows are NaN and go anywhere."""
     bench, used = one_bench, 2
-    gate, up, last = (tensor_of(rng, layout, 64, columns) for layout, columns in (("flat4", 128), ("flat4", 128), ("affine8", INNER)))
-    row, ids, factors = rng.standard_normal(128).astype(f32), rng.permutation(EXPERTS)[:used], rng.uniform(0.1, 1, used)
+    gate, up, last = (tensor_of(rng, layout, 64, columns) for layout, columns in (("odd4", 256), ("odd4", 256), ("flat8", INNER)))
+    row, ids, factors = rng.standard_normal(256).astype(f32), rng.permutation(EXPERTS)[:used], rng.uniform(0.1, 1, used)
 
     def run(count, place):
-        codes, meta = twins.quantize(np.where(np.arange(count)[:, None] == place, row, rng.standard_normal((count, 128))).astype(f32))
+        codes, meta = twins.quantize(np.where(np.arange(count)[:, None] == place, row, rng.standard_normal((count, 256))).astype(f32))
         meta[np.arange(count) != place, :, 0] = 0x7FC00000
         every_id = rng.integers(0, EXPERTS, (count, used)).astype(np.int32)
         every_factor = np.ones((count, used), f32)
         every_id[place], every_factor[place] = ids, factors
         visits = Visits(bench.put(every_id), bench.put(every_factor))
         groups = None if count <= MAX_COUNT else groups_of(bench, visits)
-        hidden = swiglu(bench, (gate, up), Activations(128, bench.put(codes), bench.put(meta)), visits, groups)
+        hidden = swiglu(bench, (gate, up), Activations(256, bench.put(codes), bench.put(meta)), visits, groups)
         y = down(bench, last, Activations(INNER, *map(bench.put, hidden)), visits, groups)
         assert np.isnan(np.delete(y, place, axis=0)).all()
         return y[place]
 
     alone = run(1, 0)
     assert np.isfinite(alone).all()
-    for count in (2, 3, 8, 9, 32, 60):
+    for count in (2, 3, 8, 9, 40):
         for place in range(count) if count <= 3 else (0, count // 2, count - 1):
             np.testing.assert_array_equal(run(count, place), alone, err_msg=f"row {place} of {count}")
 

@@ -49,7 +49,7 @@ def test_an_overrun_is_found():
     assert result.returncode != 0 and "heap-buffer-overflow" in result.stderr and "add.cu:" in result.stderr
 
 
-@pytest.mark.parametrize("file", ["attention", "rms_norm", "sample", "swiglu", "matvec"])
+@pytest.mark.parametrize("file", ["attention", "rms_norm", "sample", "parts", "matvec", "route", "experts", "draft"])
 def test_kernels_stay_inside_their_buffers(file):
     result = run(["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/kernels/test_{file}.py"])
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
