@@ -28,7 +28,7 @@ class DeviceView:
     name: str
     weights: int
     kv: int
-    work: int | None = None
+    work: int
     total: int | None = None
     free: int | None = None
     utilization: float | None = None
@@ -73,8 +73,7 @@ class Hardware:
 
     @staticmethod
     def _device(name: str, plans: Sequence[StageMemory], gpu: GpuReading) -> DeviceView:
-        works = [each.work for each in plans if each.work is not None]
         return DeviceView(
-            name, sum(each.weights for each in plans), sum(each.kv for each in plans), sum(works) if works else None,
+            name, sum(each.weights for each in plans), sum(each.kv for each in plans), sum(each.work for each in plans),
             gpu.total_memory, gpu.free_memory, gpu.utilization, gpu.temperature, gpu.power,
         )

@@ -174,7 +174,7 @@ METRICS: tuple[Metric, ...] = (
            read=_by_device("weights")),
     Metric("strata_device_kv_bytes", "gauge", "Memory planned for keys and values; the CPU takes it as it is used.", "bytes", "device",
            source="devices", read=_by_device("kv")),
-    Metric("strata_device_work_bytes", "gauge", "Memory planned for windows and graphs (not on the CPU).", "bytes", "device",
+    Metric("strata_device_work_bytes", "gauge", "Memory planned for windows and graphs; on the CPU about.", "bytes", "device",
            source="devices", read=_by_device("work")),
     Metric("strata_gpu_memory_bytes", "gauge", "Memory of the GPU.", "bytes", "device", source="devices", read=_by_device("total")),
     Metric("strata_gpu_memory_free_bytes", "gauge", "What no process uses of it.", "bytes", "device", source="devices",

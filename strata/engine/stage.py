@@ -79,14 +79,13 @@ class StageTimes:
 class StageMemory:
     """What a stage takes of its device, in bytes, as planned before it was loaded: weights, keys and values, everything else.
 
-    ``device``: its name in the settings, which several stages may share; ``work`` is None on the CPU, where nobody plans it;
-    ``pci_id``: where a GPU is plugged in, else "".
+    ``device``: its name in the settings, which several stages may share; ``pci_id``: where a GPU is plugged in, else "".
     """
 
     device: str
     weights: int
     kv: int
-    work: int | None = None
+    work: int
     pci_id: str = ""
 
 

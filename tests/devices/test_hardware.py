@@ -34,8 +34,8 @@ async def test_stages_of_one_device_add_up() -> None:
     found = hardware(None, StageMemory("0", 1, 2, 3, "a"), StageMemory("1", 10, 20, 30, "b"), StageMemory("0", 100, 200, 300, "a"))
     await found.refresh()
     assert found.view() == (DeviceView("0", 101, 202, 303), DeviceView("1", 10, 20, 30))
-    cpu = hardware(None, StageMemory("cpu", 1, 2), StageMemory("cpu", 10, 20))
-    assert cpu.view() == (DeviceView("cpu", 11, 22),)
+    cpu = hardware(None, StageMemory("cpu", 1, 2, 3), StageMemory("cpu", 10, 20, 30))
+    assert cpu.view() == (DeviceView("cpu", 11, 22, 33),)
 
 
 async def test_gpus_are_asked_at_each_scrape_and_nothing_else_is() -> None:
@@ -46,7 +46,7 @@ async def test_gpus_are_asked_at_each_scrape_and_nothing_else_is() -> None:
         first, second = found.view()
         assert first == DeviceView("0", 1, 2, 3, 1000, 400, 0.5, 60.0, 200.0) and second == DeviceView("1", 1, 2, 3)
     assert driver.asked == ["a", "b"] * 2
-    await hardware(driver, StageMemory("cpu", 1, 2)).refresh()
+    await hardware(driver, StageMemory("cpu", 1, 2, 3)).refresh()
     assert len(driver.asked) == 4
 
 

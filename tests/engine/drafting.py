@@ -119,7 +119,7 @@ class Player:
         window = Window(len(self.windows) + 1, kind, 0, segments)
         self.windows.append(window)
         self.engine.submit(window)
-        event = self.events.get(timeout=60)
+        event = self.events.get(timeout=300)
         assert isinstance(event, WindowDone) and event.window_id == window.id, event
         self.done.append(event)
         return event.results

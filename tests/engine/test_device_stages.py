@@ -24,7 +24,7 @@ from tests.engine.running import MOE, TINY
 from tests.engine.test_load import GREEDY, Client
 
 FACTS = EngineFacts(num_pages=8, page_tokens=4, context=32)
-WAIT = 30.0
+WAIT = 300.0
 
 
 class LazyModel:
@@ -131,7 +131,7 @@ def client():
 
 def ask(client: Client, job: Window) -> EngineEvent:
     client.engine.submit(job)
-    return client.events.get(timeout=120)
+    return client.events.get(timeout=WAIT)
 
 
 @pytest.mark.cxx

@@ -82,10 +82,10 @@ def test_parked_pages_come_back_with_it(player: Player) -> None:
     text = prompt(128 + 22)
     whole = first_drafts(player, Talk(text, pages_of(0, 150), limits=ON), 0)
     player.engine.copy(PageCopy(1, "out", 7, (0, 1, 2)))
-    assert player.events.get(timeout=60) == CopyDone(1)
+    assert player.events.get(timeout=300) == CopyDone(1)
     first_drafts(player, Talk(prompt(150, 2), pages_of(0, 150), limits=ON), 0)
     player.engine.copy(PageCopy(2, "in", 7, (9, 8)))
-    assert player.events.get(timeout=60) == CopyDone(2)
+    assert player.events.get(timeout=300) == CopyDone(2)
     assert first_drafts(player, Talk(text, (9, 8, 10), limits=ON), 2, 128) == whole
 
 

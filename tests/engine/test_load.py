@@ -35,7 +35,7 @@ class Client:
     def run(self, kind: str, *segments: Segment) -> tuple[SegmentResult, ...]:
         self.windows += 1
         self.engine.submit(Window(self.windows, kind, 0, segments))
-        event = self.events.get(timeout=60)
+        event = self.events.get(timeout=300)
         assert isinstance(event, WindowDone) and event.window_id == self.windows, event
         return event.results
 
@@ -92,10 +92,10 @@ def test_parked_pages_come_back_as_they_were() -> None:
         unbroken = client.answers([prompt], [GREEDY], 6)[0]
         client.run("prompt", client.segment(0, 0, prompt, None))
         client.engine.copy(PageCopy(1, "out", 5, (0, 1)))
-        assert client.events.get(timeout=60) == CopyDone(1)
+        assert client.events.get(timeout=300) == CopyDone(1)
         client.run("prompt", client.segment(0, 0, prompt[::-1], None))
         client.engine.copy(PageCopy(2, "in", 5, (4, 5)))
-        assert client.events.get(timeout=60) == CopyDone(2)
+        assert client.events.get(timeout=300) == CopyDone(2)
         row = prompt + unbroken[:1]
         while len(row) < len(prompt) + 6:
             row += client.run("decode", client.segment(2, len(row) - 1, row[-1:], GREEDY))[0].picks

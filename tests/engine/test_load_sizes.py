@@ -114,7 +114,7 @@ def test_the_work_space_of_the_plan_is_about_what_a_window_takes(chunk: int) -> 
             for number in range(2):
                 tokens = tuple(range(3, 3 + chunk))
                 engine.submit(Window(number, "prompt", 0, (Segment("r", 0, number * chunk, tokens, tuple(range(8)), Sampling()),)))
-                assert isinstance(events.get(timeout=60), WindowDone)
+                assert isinstance(events.get(timeout=300), WindowDone)
             peak = tracemalloc.get_traced_memory()[1] - before
         finally:
             tracemalloc.stop()

@@ -13,7 +13,7 @@ from strata.engine.pipeline import Pipeline
 from strata.messages import CopyDone, EngineEvent, EngineFailed, EngineFacts, PageCopy, Segment, SegmentResult, Window, WindowDone
 
 FACTS = EngineFacts(num_pages=8, page_tokens=4, context=32)
-WAIT = 30.0  # a deadline for a broken pipeline; nothing here waits for time to pass
+WAIT = 300.0  # a deadline for a broken pipeline; nothing here waits for time to pass
 
 
 def window(number: int) -> Window:

@@ -241,7 +241,7 @@ def test_a_stage_that_fails_is_named_and_the_others_go_on(kind: str) -> None:
 
         model.forward = fail
         engine.submit(Window(77, "decode", 0, (client.segment(0, 3, [9], GREEDY),)))
-        event = client.events.get(timeout=60)
+        event = client.events.get(timeout=300)
         assert isinstance(event, EngineFailed) and event.window_ids == (77,)
         assert event.message == f"stage 1 ({kind}, layers 2 to 3): RuntimeError: lost the device"
         model.forward = good
@@ -252,6 +252,6 @@ def test_a_window_tells_the_time_it_took_on_each_stage() -> None:
     with loaded(TINY, layer_split=(1, 3)) as engine:
         client = Client(engine)
         engine.submit(Window(1, "prompt", 0, (Segment("r", 0, 0, (5, 6), (0,), GREEDY),)))
-        done = client.events.get(timeout=60)
+        done = client.events.get(timeout=300)
     assert isinstance(done, WindowDone) and len(done.stage_seconds) == 3 and min(done.stage_seconds) > 0
     assert done.seconds == pytest.approx(sum(done.stage_seconds))

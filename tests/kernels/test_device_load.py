@@ -175,12 +175,12 @@ def test_a_request_goes_through_the_pipeline(opened):
         for slot in (0, 1):
             segment = Segment(f"r{slot}", slot, 0, tuple(tokens[slot]), (slot,), samplings[slot])
             engine.submit(Window(slot, "prompt", 0, (segment,)))
-            tokens[slot] += events.get(timeout=60).results[0].picks
+            tokens[slot] += events.get(timeout=300).results[0].picks
         for step in range(6):
             positions = [len(one) - 1 for one in tokens]
             segments = tuple(Segment(f"r{n}", n, positions[n], (tokens[n][-1],), (n,), samplings[n]) for n in (0, 1))
             engine.submit(Window(2 + step, "decode", 0, segments))
-            for one, result in zip(tokens, events.get(timeout=60).results):
+            for one, result in zip(tokens, events.get(timeout=300).results):
                 one += result.picks
         engine.close()
         return tokens
@@ -205,7 +205,7 @@ def test_a_window_allocates_nothing_and_waits_for_its_tokens_alone(opened, monke
     for step in range(4):
         segments = tuple(Segment(f"r{n}", n, step, (9 + n,), (n,), samplings[n], history=history) for n in (0, 1))
         engine.submit(Window(step, "decode", 0, segments))
-        assert not isinstance(events.get(timeout=60), EngineFailed)
+        assert not isinstance(events.get(timeout=300), EngineFailed)
         if step == 0:
             free = [device.memory().free for device in devices]
     engine.close()

@@ -170,7 +170,7 @@ def test_streams_of_two_threads_can_wait_for_each_other():
             stream.wait(events[step - 1])
         stream.enqueue(lambda step=step: order.append(step))
         stream.record(event)
-    together = threading.Barrier(2, timeout=30)
+    together = threading.Barrier(2, timeout=300)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda stream: (together.wait(), stream.synchronize()), streams))
     assert order == list(range(20)) and all(event.query() for event in events)
