@@ -199,7 +199,7 @@ class Scheduler:
         assert self.speculation is not None
         group = self.everybody if self.grouping.is_joined else self.groups[slot_of(run).group]
         runs = [slot.run for slot in group.slots if slot.run is run or (slot.run is not None and slot.state is SlotState.DECODING)]
-        self.speculation.choose(group.drafting, [one for one in runs if one is not None], len(runs), self.num_windows)
+        self.speculation.choose(group.drafting, [one for one in runs if one is not None], len(runs), max(1, self._num_decoding))
         return self.speculation.limits(run)
 
     # ---- in flight

@@ -95,3 +95,18 @@ def test_slots_with_drafts_are_grouped_by_their_rows(most: int, groups: int) -> 
     one.run()
     for number in range(8):
         one.check(f"r{number}")
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_decoders_keep_their_share_beside_a_long_prompt(most: int) -> None:
+    """After a chunk of a second, windows for half a second, however many rows they have; one more goes out with the next chunk."""
+    one = house(right_for(9), slots=3, most=most, num_pages=2000, context=3000)
+    for name in "ab":
+        one.ask(name, (ord(name), 1), max_tokens=800)
+    while one.states().count("decoding") < 2:
+        one.land()
+    one.ask("long", tuple(range(80)), max_tokens=1)
+    while "long" not in one.ended:
+        one.land(1.0 if one.engine.windows[0].kind == "prompt" else 0.125)
+    chunks = [place for place, window in enumerate(one.windows) if window.segments[0].request_id == "long"]
+    assert {after - before - 1 for before, after in zip(chunks, chunks[1:])} == {5}
