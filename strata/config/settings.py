@@ -109,8 +109,9 @@ class Settings:
     )
 
     spec: int = row(
-        Integer(1, 16), 1, ENGINE,
-        "Tokens of a slot that one pass may check: its next one and drafts behind it. Drafts change speed, never tokens. 1: no drafts.",
+        Integer(0, 16), 0, ENGINE,
+        "Tokens of a slot that one pass may check: its next one and drafts behind it. Drafts change speed, never tokens, and are left off "
+        "while they do not pay. 1: no drafts. 0: 4 on the processors, and on devices where the model has a head that drafts; else 1.",
         unit="tokens",
     )
     draft_vocab: int = row(

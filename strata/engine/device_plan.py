@@ -22,7 +22,7 @@ from strata.devices.base import GRID_LIMITS
 from strata.engine.families import ModelConfig
 from strata.engine.graphs import ROW_BUCKETS, graph_bytes, launches_of
 from strata.engine.hop import PLACES
-from strata.engine.mtp_file import Heads
+from strata.engine.mtp_file import Heads, spec_tokens
 from strata.errors import SettingError
 from strata.messages import EngineFacts
 from strata.weights.gguf import GGUFFile
@@ -138,7 +138,7 @@ def planner(settings: Settings, file: GGUFFile, config: ModelConfig, heads: Head
     rows, most = max(settings.chunk, ROW_BUCKETS[-1]), GRID_LIMITS[1]
     if rows > most:
         raise SettingError(f"chunk: {rows} tokens; a device reads at most {most} at once")
-    return Planner(file, config, heads, kv, rows, settings.batch, settings.spec, settings.peer_copy)
+    return Planner(file, config, heads, kv, rows, settings.batch, spec_tokens(settings, config), settings.peer_copy)
 
 
 KV_KINDS = ("int8", "f16")
@@ -169,7 +169,7 @@ def size_engine(
         num_pages=pages, page_tokens=PAGE_TOKENS, context=context, page_bytes=sum(each.page for each in plans), chunk=plan.chunk,
         max_rows=settings.batch, num_stages=len(spans),
     )
-    return replace(draft_facts(settings, facts, plan.heads), max_rows=plan.max_rows), packed
+    return replace(draft_facts(settings, plan.config, facts, plan.heads), max_rows=plan.max_rows), packed
 
 
 def choose_packed(nibbles: Sequence[StagePlan], pages: int, packed_first: Sequence[bool]) -> tuple[bool, ...]:

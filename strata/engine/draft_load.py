@@ -13,7 +13,7 @@ from strata.engine.draft import Drafter, Source
 from strata.engine.draft_choice import DraftChoice
 from strata.engine.lookup import Lookup
 from strata.engine.mtp import MtpBlock, MtpSource, Trunk
-from strata.engine.mtp_file import Heads
+from strata.engine.mtp_file import Heads, spec_tokens
 from strata.engine.page_hidden import PageHidden, PagesWithHidden
 from strata.engine.sampling import Spread
 from strata.engine.stage import StageModel
@@ -27,19 +27,20 @@ class LastStage(StageModel, Trunk, Protocol):
     """A last stage's model that keeps the final hidden states of its window."""
 
 
-def draft_facts(settings: Settings, facts: EngineFacts, heads: Heads | None) -> EngineFacts:
+def draft_facts(settings: Settings, config: ModelConfig, facts: EngineFacts, heads: Heads | None) -> EngineFacts:
     """``facts`` with what drafting changes: windows hold each slot's drafts beside its token."""
-    if settings.spec == 1:
+    spec = spec_tokens(settings, config)
+    if spec == 1:
         return facts
     return replace(
-        facts, max_rows=settings.batch * settings.spec, max_drafts=settings.spec - 1,
+        facts, max_rows=settings.batch * spec, max_drafts=spec - 1,
         draft_sources=("lookup",) if heads is None else ("lookup", "mtp"),
     )
 
 
-def log_drafting(settings: Settings, name: str, config: ModelConfig, facts: EngineFacts) -> None:
+def log_drafting(name: str, config: ModelConfig, facts: EngineFacts) -> None:
     """Who drafts for the model of this ``name``, and who does not although its file says so."""
-    if settings.spec == 1:
+    if not facts.max_drafts:
         return
     if config.mtp_promised and "mtp" not in facts.draft_sources:
         log.warning("%s: promises a head that drafts (nextn_predict_layers) and has none; served without", name)

@@ -16,6 +16,7 @@ from strata.engine.device_plan import plan_lines
 from strata.engine.device_rates import needed_rates
 from strata.engine.draft_load import log_drafting
 from strata.engine.families import ModelConfig, read_config
+from strata.engine.mtp_file import spec_tokens
 from strata.engine.pipeline import Pipeline
 from strata.engine.placement import device_lines, open_devices, split_over_devices, split_over_threads, stage_devices
 from strata.engine.resources import processors
@@ -37,7 +38,7 @@ def load_engine(settings: Settings, file: GGUFFile, progress: Progress = lambda 
     """
     config = served(settings, file)
     engine = assemble(settings, cast(GGUFFile, CountedFile(file, progress)), config)
-    log_drafting(settings, file.path.name, config, engine.facts)
+    log_drafting(file.path.name, config, engine.facts)
     size = sum(tensor.size for tensor in file.tensors.values())
     try:
         progress(size, size)  # a file may hold tensors that nobody reads
@@ -50,7 +51,7 @@ def load_engine(settings: Settings, file: GGUFFile, progress: Progress = lambda 
 def served(settings: Settings, file: GGUFFile) -> ModelConfig:
     """The model's configuration; without the blocks that draft, where drafts are off: they are not loaded."""
     config = read_config(file)
-    return replace(config, mtp_blocks=()) if settings.spec == 1 else config
+    return replace(config, mtp_blocks=()) if spec_tokens(settings, config) == 1 else config
 
 
 def assemble(settings: Settings, file: GGUFFile, config: ModelConfig) -> Pipeline:

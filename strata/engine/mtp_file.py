@@ -22,6 +22,7 @@ from strata.errors import ModelError
 from strata.weights.gguf import GGUFFile
 
 ENDING = ".nextn.eh_proj.weight"
+USUAL_SPEC = 4  # four rows of one slot cost little more than one (docs/LOG.md)
 DRAFT_VOCAB = "strata.draft_vocab"
 SAME = ("embedding_length", "attention.head_count", "attention.head_count_kv", "attention.key_length", "rope.freq_base",
         "rope.dimension_count", "vocab_size")
@@ -53,10 +54,15 @@ def num_heads(heads: Heads | None) -> int:
     return len(heads.config.mtp_blocks) if heads else 0
 
 
+def spec_tokens(settings: Settings, config: ModelConfig) -> int:
+    """Tokens of a slot that one pass may check: as set, or as many as usually pay."""
+    return settings.spec or (USUAL_SPEC if settings.device == "cpu" or settings.mtp or config.mtp_blocks else 1)
+
+
 def find_heads(settings: Settings, file: GGUFFile, config: ModelConfig) -> Heads | None:
     """The heads that serve the model ``file``, None where drafts are off or it has none. Raises ModelError for a file of heads that do
     not fit the model; close the result after the engine."""
-    if settings.spec == 1:
+    if spec_tokens(settings, config) == 1:
         return None
     if settings.mtp is not None:
         heads_file = GGUFFile.open(settings.mtp)

@@ -75,7 +75,7 @@ def plan(settings: Settings, config: ModelConfig, free: int | None, num_stages: 
         num_pages=pages, page_tokens=PAGE_TOKENS, context=context, page_bytes=page, prompt_grid=GRID,
         chunk=-(-settings.chunk // GRID) * GRID, max_rows=settings.batch, num_stages=num_stages,
     )
-    return draft_facts(settings, facts, heads)
+    return draft_facts(settings, config, facts, heads)
 
 
 def pool_pages(settings: Settings, room: int | None, page: int, pages_of_context: int) -> int:

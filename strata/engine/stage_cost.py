@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from strata.config import Settings
 from strata.engine.families import ModelConfig
-from strata.engine.mtp_file import find_heads, num_heads
+from strata.engine.mtp_file import find_heads, num_heads, spec_tokens
 from strata.weights.gguf import GGUFFile, Tensor
 from strata.weights.layouts import ODD4, PACKED3, SUPER, padded
 from strata.weights.recode import layouts_for
@@ -87,4 +87,4 @@ def drafting(settings: Settings, file: GGUFFile, config: ModelConfig, seconds: S
         outputs = [seconds(own.pop(name)) for name in list(own) if name.endswith(".nextn.shared_head_head.weight")]
         blocks = sum(seconds(tensor) for name, tensor in own.items() if not name.endswith(".nextn.embed_tokens.weight"))
         share = 1.0 if heads.vocabulary is None else len(heads.vocabulary) / config.vocab_size
-        return (settings.spec - 1) * (blocks / num_heads(heads) + share * max([*outputs, output]))
+        return (spec_tokens(settings, config) - 1) * (blocks / num_heads(heads) + share * max([*outputs, output]))

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 DESCRIPTORS, MAPS = Path("/proc/self/fd"), Path("/proc/self/maps")
 
 
-def own_threads() -> set[threading.Thread]:
-    """Threads that the server has started and that should be gone; they get a moment to end."""
-    threads = {thread for thread in threading.enumerate() if thread.name.startswith("strata")}
+def own_threads(others: Collection[threading.Thread] = ()) -> set[threading.Thread]:
+    """Threads but ``others`` that the server has started and that should be gone; they get a moment to end."""
+    threads = {thread for thread in threading.enumerate() if thread.name.startswith("strata") and thread not in others}
     for thread in threads:
         thread.join(10)
     return {thread for thread in threads if thread.is_alive()}
@@ -54,10 +54,10 @@ def blas_threads() -> list[int]:
 @pytest.fixture
 def nothing_left_behind() -> Iterator[None]:
     """Threads, BLAS threads, mapped files and signal handlers are after the test as before."""
-    handlers, blas = [signal.getsignal(number) for number in SIGNALS], blas_threads()
+    handlers, blas, others = [signal.getsignal(number) for number in SIGNALS], blas_threads(), threading.enumerate()
     yield
     gc.collect()
-    assert own_threads() == set()
+    assert own_threads(others) == set()
     assert [signal.getsignal(number) for number in SIGNALS] == handlers
     assert blas_threads() == blas
     assert not is_mapped(TINY)

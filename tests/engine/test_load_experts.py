@@ -83,7 +83,7 @@ def test_keys_and_values_get_what_experts_leave() -> None:
 
 @pytest.mark.parametrize("path", [QWEN3MOE, GLM4MOE], ids=lambda path: path.stem)
 def test_the_plan_is_what_the_stages_keep(path: Path) -> None:
-    with loaded(path, layer_split=(2,)) as engine:
+    with loaded(path, layer_split=(2,), spec=1) as engine:
         config = engine.stages[0].model.config
         for stage, memory, span in zip(engine.stages, engine.memory, (range(0, 2), range(2, 4)), strict=True):
             layers, store = stage.model.layers, stage.model.ops.mixture.store
@@ -98,8 +98,8 @@ def test_the_plan_is_what_the_stages_keep(path: Path) -> None:
 
 def test_the_plan_tells_of_experts_that_do_not_fit() -> None:
     with GGUFFile.open(GLM4MOE) as file:
-        whole = describe_engine(Settings(), file)
-        limited = describe_engine(Settings(expert_cache_mib=6, layer_split=(2,)), file)
+        whole = describe_engine(Settings(spec=1), file)
+        limited = describe_engine(Settings(expert_cache_mib=6, layer_split=(2,), spec=1), file)
     assert not any("decoded when used" in line for line in whole)
     assert "2 of 6 MB of experts, decoded when used" in limited[0] and "4 of 13 MB of experts" in limited[1]
 

@@ -36,9 +36,9 @@ def planned(config: ModelConfig, free: int | None, **settings) -> EngineFacts:
 
 
 def test_every_slot_has_room_for_a_full_context(config: ModelConfig) -> None:
-    facts = planned(config, 8 * GIB, batch=5)
+    facts = planned(config, 8 * GIB, batch=5, spec=1)
     assert facts == EngineFacts(num_pages=5 * 2, page_tokens=64, context=128, page_bytes=PAGE, prompt_grid=128, chunk=512, max_rows=5)
-    assert planned(config, None, batch=5) == facts, "a system that does not tell its memory"
+    assert planned(config, None, batch=5, spec=1) == facts, "a system that does not tell its memory"
     assert planned(config, 8 * GIB, kv="int8").page_bytes == PAGE_INT8
     assert planned(config, 8 * GIB, context=65).num_pages == 8 * 2, "a page begun counts"
 

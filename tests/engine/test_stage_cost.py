@@ -36,7 +36,7 @@ def test_layers_cost_their_bytes_and_the_last_stage_the_output_matrix() -> None:
 
 def test_a_drafter_is_counted_on_the_last_stage_once_for_each_draft() -> None:
     """Its block, of experts those that a row goes to, and the output matrix; nothing while drafts are off."""
-    plain, shapes = of(GLM, Settings())
+    plain, shapes = of(GLM, Settings(spec=1))
     with GGUFFile.open(GLM) as file:
         config = read_config(file)
     assert config.experts is not None and len(config.mtp_blocks) == 1 and len(plain.layers) == config.num_layers
@@ -52,7 +52,7 @@ def test_a_drafter_is_counted_on_the_last_stage_once_for_each_draft() -> None:
 
 
 def test_a_short_list_of_tokens_makes_drafts_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, whole = of(GLM, Settings())[0], of(GLM, Settings(spec=2))[0]
+    plain, whole = of(GLM, Settings(spec=1))[0], of(GLM, Settings(spec=2))[0]
     monkeypatch.setattr(mtp_file, "draft_vocabulary", lambda file, config, most: range(config.vocab_size // 4))
     short = of(GLM, Settings(spec=2))[0]
     assert whole.last - short.last == pytest.approx(0.75 * plain.last)
