@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--every", type=float, default=5, help="minutes between reports and saved heads (default %(default)s)")
     one.add_argument("--passes", type=int, default=3, help="how often a text is read at most; then it waits for more (default %(default)s)")
     one.add_argument("--batch", type=int, default=16, help="texts a step (default %(default)s)")
-    one.add_argument("--vocab", type=int, default=2048, help="frequent ids that the loss runs over (default %(default)s)")
+    one.add_argument("--vocab", type=int, default=8192, help="frequent ids that the loss runs over (default %(default)s)")
     one.add_argument("--optimizer", choices=("muon", "adamw"), default="muon", help="for the matrices (default %(default)s)")
     one.add_argument("--rate", type=float, default=1e-3, help="AdamW's learning rate (default %(default)s)")
     one.add_argument("--muon-rate", type=float, default=1.5e-3, help="Muon's learning rate, in AdamW's scale (default %(default)s)")
