@@ -1,6 +1,6 @@
 // The door from Python to an emulated kernel: arguments come as an array of pointers to values, as cuLaunchKernel takes them.
 //
-// STRATA_EXPORT(3, matvec<Odd4, 1>) defines strata_run_3 and strata_signature_3. The signature names each parameter by the
+// STRATA_EXPORT(3af0, matvec<Odd4, 1>) defines strata_run_3af0 and strata_signature_3af0. The signature names each parameter by the
 // NumPy code of its type, with r or w in front of what a pointer points to (const or not): "rf4 wi1 i4". The Python side
 // refuses arguments that do not fit it, which a GPU would read as garbage.
 #pragma once
@@ -46,6 +46,6 @@ template <class... P, void (*kernel)(P...)> struct Entry<kernel> {
 #else
 #define STRATA_PUBLIC extern "C" __attribute__((visibility("default")))
 #endif
-#define STRATA_EXPORT(number, ...)                                                                                      \
-  STRATA_PUBLIC int strata_run_##number(fibers::Launch* l, void** a) { return fibers::Entry<__VA_ARGS__>::run(l, a); } \
-  STRATA_PUBLIC const char* strata_signature_##number() { return fibers::Entry<__VA_ARGS__>::signature(); }
+#define STRATA_EXPORT(ending, ...)                                                                                      \
+  STRATA_PUBLIC int strata_run_##ending(fibers::Launch* l, void** a) { return fibers::Entry<__VA_ARGS__>::run(l, a); } \
+  STRATA_PUBLIC const char* strata_signature_##ending() { return fibers::Entry<__VA_ARGS__>::signature(); }

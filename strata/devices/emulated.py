@@ -16,7 +16,6 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,8 +222,7 @@ class EmulatedDevice:
 
     def compile(self, kernels: Sequence[KernelName]) -> float:
         started = time.perf_counter()
-        with ThreadPoolExecutor() as pool:  # each thread only waits for its compiler process
-            list(pool.map(self._compiler.library, dict.fromkeys(kernels)))
+        self._compiler.build(kernels)
         self.compiled |= set(kernels)
         return time.perf_counter() - started
 
@@ -242,11 +240,13 @@ class EmulatedDevice:
     def _entry(self, kernel: KernelName) -> _Entry:
         entry = self._entries.get(kernel)
         if entry is None:
-            library = ctypes.CDLL(str(self._compiler.library(kernel)))
-            library.strata_signature_0.restype = ctypes.c_char_p
-            codes = library.strata_signature_0().decode().split()
+            path, ending = self._compiler.library(kernel)
+            library = ctypes.CDLL(str(path))
+            signature, run = library[f"strata_signature_{ending}"], library[f"strata_run_{ending}"]
+            signature.restype = ctypes.c_char_p
+            codes = signature().decode().split()
             parameters = tuple((code[0] if len(code) == 3 else "", np.dtype(code[-2:])) for code in codes)
-            entry = self._entries[kernel] = _Entry(library.strata_run_0, parameters)
+            entry = self._entries[kernel] = _Entry(run, parameters)
             self.compiled.add(kernel)
         return entry
 

@@ -1,8 +1,8 @@
 """Compiles a kernel with the host's C++ compiler into a shared library that runs it on fibers (cuda_src/include/fibers.cuh).
 
-One library per kernel entry: a model needs some dozens of instances, each takes a fraction of a second, and they compile in
-parallel and are cached one by one. Contraction of floating point operations is off, as it is on the GPU, so that the order of
-operations written in the source is the order computed on both.
+A model needs some dozens of instances, each takes a fraction of a second. They compile in parallel, several to a library, and are cached
+one by one: each has a file of its own name, which may hold others, too. Contraction of floating point operations is off, as it is on the
+GPU, so that the order of operations written in the source is the order computed on both.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
 from strata.devices.base import CompileError, KernelName
 from strata.devices.source import cache_key, source_folder, write_atomically
 
+LOT = 8  # kernels of a library
 SANITIZE = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
 
 
@@ -66,21 +69,46 @@ class HostCompiler:
         )
         self._version = subprocess.run([*found, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
 
-    def library(self, kernel: KernelName) -> Path:
-        """The shared library with ``strata_run_0`` and ``strata_signature_0`` of this kernel, compiled unless cached."""
-        key = cache_key(kernel.stem, (kernel.entry, *self._compiler, self._version, *self._options))
-        library = self._cache / f"{kernel.stem}-{key}.so"
-        if not library.is_file():
-            self._compile(kernel, library)
-        return library
+    def library(self, kernel: KernelName) -> tuple[Path, str]:
+        """The shared library of this kernel, compiled unless cached, and the ending of its names there: ``strata_run_`` and
+        ``strata_signature_``."""
+        self.build([kernel])
+        key = self._key(kernel)
+        return self._path(kernel.stem, key), key
 
-    def _compile(self, kernel: KernelName, library: Path) -> None:
+    def build(self, kernels: Sequence[KernelName]) -> None:
+        """Compiles what is not in the cache, several of one .cu by one process: reading the headers takes as long as a kernel does."""
+        stems: dict[str, dict[str, KernelName]] = {}
+        for kernel in dict.fromkeys(kernels):
+            key = self._key(kernel)
+            if not self._path(kernel.stem, key).is_file():
+                stems.setdefault(kernel.stem, {})[key] = kernel
+        cores = os.cpu_count() or 1
+        size = min(LOT, max(1, sum(map(len, stems.values())) // (2 * cores)))
+        lots = [dict(list(found.items())[at : at + size]) for found in stems.values() for at in range(0, len(found), size)]
+        with ThreadPoolExecutor(cores) as pool:  # each thread only waits for its compiler process
+            list(pool.map(self._compile, lots))
+
+    def _key(self, kernel: KernelName) -> str:
+        return cache_key(kernel.stem, (kernel.entry, *self._compiler, self._version, *self._options))
+
+    def _path(self, stem: str, key: str) -> Path:
+        return self._cache / f"{stem}-{key}.so"
+
+    def _compile(self, kernels: Mapping[str, KernelName]) -> None:
+        """One library of ``kernels``, all of one .cu, under the name of each. What fails is tried alone, so that the message names it."""
         folder = source_folder()
-        program = f'#include "{kernel.stem}.cu"\nSTRATA_EXPORT(0, {kernel.entry})\n'
+        (first, kernel), *others = kernels.items()
+        exports = "".join(f"STRATA_EXPORT({key}, {one.entry})\n" for key, one in kernels.items())
+        library = self._path(kernel.stem, first)
         library.parent.mkdir(parents=True, exist_ok=True)
         built = library.with_suffix(f".{os.getpid()}.tmp")
         command = [*self._compiler, *self._options, f"-I{folder}", f"-I{folder / 'include'}", "-x", "c++", "-", "-o", str(built)]
-        result = subprocess.run(command, input=program, capture_output=True, text=True)
+        result = subprocess.run(command, input=f'#include "{kernel.stem}.cu"\n{exports}', capture_output=True, text=True)
+        if others and (result.returncode != 0 or result.stderr):
+            for key, one in kernels.items():
+                self._compile({key: one})
+            return
         if result.returncode != 0:
             built.unlink(missing_ok=True)
             raise CompileError(f"{kernel} does not compile with {' '.join(self._compiler)}:\n{result.stderr}")
@@ -88,3 +116,15 @@ class HostCompiler:
             raise CompileError(f"{kernel} compiles with warnings:\n{result.stderr}")
         write_atomically(library, built.read_bytes())
         built.unlink()
+        for key, one in others:
+            link_or_copy(library, self._path(one.stem, key))
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """``target`` is ``source``, too. Other processes see the whole file or none."""
+    new = target.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        os.link(source, new)
+        os.replace(new, target)
+    except OSError:  # not every file system has links
+        write_atomically(target, source.read_bytes())

@@ -7,14 +7,12 @@ import pytest
 
 from strata.devices.base import KernelName
 from strata.devices.host_compiler import find_compiler
-from strata.kernels.attention import kernel_name as attention_name
 from strata.kernels.experts import kernels_for
 from strata.kernels.matmul import linear_name
-from strata.kernels.pages import PageShape
-from strata.kernels.parts import parts_name
-from strata.kernels.route import kernel_name as route_name
+from strata.kernels.parts import parts_name, swiglu_parts_name
 from strata.weights.layouts import LAYOUTS
 from tests.kernels.devices import ON_GPU, new_device
+from tools.lint_kernels import instances
 
 EMULATED_ONLY = {"test_emulated.py", "test_sanitizer.py", "test_device_load.py", "test_device_drafts.py"}
 
@@ -30,18 +28,20 @@ def compiled_ahead(request):
     """A whole run on a cold cache would compile one kernel after the other; what every layout's tests need is compiled by all cores."""
     if len(request.session.items) < 100 or ON_GPU or find_compiler() is None:
         return
+    small = ("attention", "store_heads", "rms_norm", "embed", "sample", "route", "draft", "add", "intrinsics")
+    names = [KernelName(stem, entry) for stem in small for entry in instances()[stem]]
     layouts = sorted(set(LAYOUTS) - {"half"})
-    names = [linear_name(layout, count) for layout in layouts for count in (1, 8)]
+    names += [linear_name(layout, count) for layout in layouts for count in (1, 8)]
     names += [KernelName("matmul", f"matmul<{layout}, {tiles}>") for layout in layouts for tiles in (1, 4)]
-    shapes = [(PageShape(1, 1, dim, 64), group) for dim, group in ((64, 2), (128, 3), (96, 1))]
-    names += [attention_name(shape, group, prompt) for shape, group in shapes for prompt in (False, True)]
-    names += [parts_name(layouts, count) for layouts in (("odd4", "super4"), ("odd4", "flat8")) for count in (1, 2, 4, 8, 12)]
-    names += [linear_name(layout, count, swiglu=True) for layout in ("odd4", "super4") for count in (1, 2, 4, 8, 12)]
-    names += [KernelName("matmul", f"{kind}<odd4, {tiles}>") for kind in ("matmul", "matmul_swiglu") for tiles in (2, 3)]
+    for count in (1, 2, 4, 8, 12, 24, 32):  # what the small models and the tests of joined products have
+        names += [linear_name(layout, count) for layout in ("odd4", "super8", "affine_super8")]
+        names += [linear_name(layout, count, swiglu=True) for layout in ("odd4", "super4")]
+        names += [parts_name(layouts, count) for layouts in (("odd4", "super4"), ("odd4", "flat8"))]
+    for pair in (("odd4", "odd4"), ("packed3", "super8"), ("affine_super8", "flat4"), ("super4", "packed3"), ("flat4", "flat8")):
+        names += [swiglu_parts_name(*pair, count) for count in (1, 2, 12)]
     routed = ((256, 256), ("odd4",) * 3), ((768, 768), ("packed3", "super8", "super4")), ((256, 64), ("odd4", "odd4", "flat8"))
-    for widths, layouts in routed:
-        names += [name for count in (1, 9, 40) for name in kernels_for(layouts, widths, 5, 2, count)]
-    names += [route_name(count) for count in (1, 9)]
+    for widths, three in routed:
+        names += [name for count in (1, 9, 40) for name in kernels_for(three, widths, 5, 2, count)]
     new_device().compile(names)
 
 
