@@ -1,7 +1,7 @@
 """A head to start from where there is none: the model's last layer, and a projection that gives it what it is used to.
 
 enorm and hnorm are 1, shared_head_norm is the model's output norm; eh_proj is the ridge regression of the last layer's input at a
-position on [RMS(embedding of its token), RMS(hidden state before it)]. Untrained, such a head has every fourth draft right.
+position on [RMS(embedding of its token), RMS(hidden state before it)]. Untrained, such a head has every fifth first draft right.
 """
 
 from __future__ import annotations
