@@ -25,6 +25,10 @@ constexpr int MAX_USED = 32;
 
 #define EXPERTS(n) const u8 *weight_codes##n, const u16 *weight_scales##n, const u8 *weight_steps##n, float unit##n
 
+// Pairs of rows whose weights a lane loads at once: more of larger codes would take more registers than two blocks leave each other.
+template <class Codes> constexpr int AT_ONCE = 1;
+template <> constexpr int AT_ONCE<NibbleCodes> = 2;
+
 template <class A, class B, int LANES>
 __global__ void __launch_bounds__(THREADS, 2) expert_swiglu(
     EXPERTS(0), EXPERTS(1), const u32* grid, int rows, int width, const i8* codes, const u32* meta, const int* ids, int used, i8* out_codes,
@@ -35,7 +39,8 @@ __global__ void __launch_bounds__(THREADS, 2) expert_swiglu(
   int visit = blockIdx.y;
   i64 row = visit / used, first = (i64)ids[visit] * rows + blockIdx.x * 32;
   Activations x = {codes + row * width, meta + row * (width / 16), width};
-  constexpr int UNITS = THREADS / LANES;
+  constexpr int UNITS = THREADS / LANES, UNROLLED = AT_ONCE<typename A::Codes>;
+#pragma unroll UNROLLED
   for (int item = threadIdx.x / LANES; item < 32; item += UNITS) {  // pairs of rows: 16 of gate, then 16 of up; a warp has one kind
     int at = 2 * (item % 16), is_up = item / 16;
     float sum[2][1];
