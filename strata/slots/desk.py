@@ -145,7 +145,7 @@ class Desk:
         if conversation.tokens and slot.outcome is Outcome.PARK:
             self.memory.park(conversation)
         else:
-            self.memory.drop(conversation, "error" if is_lost else "")
+            self.memory.drop(conversation, "error" if is_lost and conversation.tokens else "")
             run.conversation = None
 
 

@@ -216,6 +216,7 @@ def test_one_bad_row_fails_alone() -> None:
     error = house.error("1")
     assert isinstance(error, EngineError) and "NaN" in error.message
     assert house.states()[1] == "empty", "what a bad row wrote is not kept"
+    assert house.machine.counters.evictions["error"] == 1
     house.run()
     house.check("0")
     house.check("2")
@@ -244,6 +245,7 @@ def test_a_chunk_behind_a_lost_one_is_not_believed() -> None:
     assert isinstance(house.error("a"), EngineError) and house.states()[0] == "leaving"
     house.land()
     assert house.states()[0] == "empty" and house.machine.is_idle
+    assert house.machine.counters.evictions["error"] == 0, "a history of which nothing was held is not lost"
 
 
 def test_a_dead_engine_ends_everything_once_and_refuses_the_rest() -> None:

@@ -82,7 +82,7 @@ def test_a_walk_counts_windows_as_a_server_does() -> None:
     evaluate.walk(text, lambda newest: (drafts[newest], len(drafts[newest])), tally)
     # Windows at tokens 1 (two right: to 4), 4 (none: to 5) and 5 (one right: to the end).
     assert (tally.windows, tally.accepted, tally.drafted, tally.steps) == (3, 3, 5, 5)
-    assert (tally.tried, tally.right) == ([3, 1, 1], [2, 1, 0])
+    assert (tally.tried, tally.right) == ({0: 3, 1: 1, 2: 1}, {0: 2, 1: 1})
 
 
 def test_drafts_stop_where_the_head_is_unsure() -> None:
@@ -90,7 +90,7 @@ def test_drafts_stop_where_the_head_is_unsure() -> None:
     ids = np.arange(21).reshape(3, 7)
     sure = np.full((3, 7), 0.9)
     sure[1, 3] = 0.1
-    propose = evaluate.proposer(text, (ids, sure), 0, 0.2)
+    propose = evaluate.proposer(text, (ids, sure), 3, 0, 0.2)
     assert propose(2) == ([2], 2)
     assert propose(3) == ([3, 11, 19], 3)
 

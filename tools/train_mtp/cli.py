@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from tools.train_mtp.evaluate import evaluate
 from tools.train_mtp.generate import generate
+from tools.train_mtp.tables import evaluate
 from tools.train_mtp.train import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
 
     one = command(commands, "eval", evaluate, "judge a head on held-out prompts, as a server would use it, and print the tables")
     one.add_argument("--head", type=Path, default=ROOT / "configs/heads/smollm2-135m-mtp.gguf", help="the head file (default %(default)s)")
+    one.add_argument("--drafts", type=int, default=3, help="drafts of a window at most (default %(default)s)")
     one.add_argument("--texts", type=Path, default=TEXTS, help="the held-out texts, written where missing (default %(default)s)")
     return top
 

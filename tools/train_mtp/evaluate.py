@@ -1,13 +1,13 @@
 """Judges a head as a server would use it: walks the windows of texts that the model wrote to held-out prompts.
 
-A window is the newest token and up to three drafts; it gives the drafts that are what the model picked, and one token more. Counting
+A window is the newest token and a few drafts; it gives the drafts that are what the model picked, and one token more. Counting
 over all positions instead would be 0.1 too kind, for windows start where drafting has just failed. The texts (20 chat and 20 plain
 prompts, greedy and at temperature 0.7, up to 96 tokens) are written once, in float32, and kept beside the head's training text.
 """
 
 from __future__ import annotations
 
-import argparse
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,12 +17,11 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from strata.engine.lookup import continuation
-from tools.train_mtp.export import read_head
 from tools.train_mtp.head import Head
-from tools.train_mtp.held_out import TEMPERATURES, Text, load_texts
+from tools.train_mtp.held_out import TEMPERATURES, Text
 from tools.train_mtp.trunk import Trunk
 
-DRAFTS, LEAST_ALONE, LEAST_MIXED, SURE = 3, 2, 3, 0.2
+LEAST_ALONE, LEAST_MIXED, SURE = 2, 3, 0.2
 ROW_COST, BLOCK_COST, HEAD_COST = 0.1, 0.03, 0.21  # of a pass over one row: another row, a draft's block, its whole head matrix
 
 
@@ -34,8 +33,8 @@ class Tally:
     accepted: int = 0
     drafted: int = 0
     steps: int = 0
-    tried: list[int] = field(default_factory=lambda: [0] * DRAFTS)
-    right: list[int] = field(default_factory=lambda: [0] * DRAFTS)
+    tried: Counter[int] = field(default_factory=Counter)  # by place in the window
+    right: Counter[int] = field(default_factory=Counter)
 
     @property
     def per_window(self) -> float:
@@ -47,17 +46,17 @@ class Tally:
         return (self.windows + self.accepted) / cost
 
 
-# (ids, probabilities) [DRAFTS, tokens of the text]: row s, column m is the draft of token m + 1 as the s-th of its chain.
+# (ids, probabilities) [drafts, tokens of the text]: row s, column m is the draft of token m + 1 as the s-th of its chain.
 Drafted = tuple[np.ndarray, np.ndarray]
 
 
 @torch.inference_mode()
-def chain_logits(head: Head, trunk: Trunk, text: Text, output: Tensor) -> Tensor:
-    """float32 [DRAFTS, len(text.ids) - text.start, rows of output]: row m of step s is about token text.start + m + 1.
+def chain_logits(head: Head, trunk: Trunk, text: Text, output: Tensor, drafts: int) -> Tensor:
+    """float32 [drafts, len(text.ids) - text.start, rows of output]: row m of step s is about token text.start + m + 1.
 
     ``output``: the embedding rows of the ids that may be drafted.
     """
-    results = head(trunk.embedding[torch.tensor(text.ids)][None], torch.from_numpy(text.hidden)[None], DRAFTS)
+    results = head(trunk.embedding[torch.tensor(text.ids)][None], torch.from_numpy(text.hidden)[None], drafts)
     return torch.stack([linear(result[0, text.start :], output) for result in results])
 
 
@@ -91,15 +90,15 @@ def walk(text: Text, propose: Callable[[int], tuple[Sequence[int], int]], tally:
         newest += accepted + 1
 
 
-def proposer(text: Text, drafted: Drafted | None, least: int, sure: float) -> Callable[[int], tuple[Sequence[int], int]]:
-    """Lookup of at least ``least`` tokens (0: none) first, then the head's drafts as far as their probability reaches ``sure``."""
+def proposer(text: Text, drafted: Drafted | None, drafts: int, least: int, sure: float) -> Callable[[int], tuple[Sequence[int], int]]:
+    """Up to ``drafts``: by lookup of at least ``least`` tokens (0: none), else the head's as far as their probability reaches ``sure``."""
     known = np.array(text.ids, np.int32)
 
     def propose(newest: int) -> tuple[Sequence[int], int]:
-        found = continuation(known[: newest + 1], least, DRAFTS) if least else ()
+        found = continuation(known[: newest + 1], least, drafts) if least else ()
         if found or drafted is None:
             return found, 0
-        chain = [(step, newest + step) for step in range(min(DRAFTS, len(known) - newest))]
+        chain = [(step, newest + step) for step in range(min(drafts, len(known) - newest))]
         good = [bool(drafted[1][at] >= sure) for at in chain]
         kept = good.index(False) if False in good else len(good)
         return [int(drafted[0][at]) for at in chain[:kept]], min(kept + 1, len(chain))
@@ -107,29 +106,20 @@ def proposer(text: Text, drafted: Drafted | None, least: int, sure: float) -> Ca
     return propose
 
 
-def judge(texts: Sequence[Text], drafted: Sequence[Drafted | None], least: int, sure: float = 0.0) -> Tally:
+def judge(texts: Sequence[Text], drafted: Sequence[Drafted | None], drafts: int, least: int, sure: float = 0.0) -> Tally:
     tally = Tally()
-    for text, drafts in zip(texts, drafted, strict=True):
-        walk(text, proposer(text, drafts, least, sure), tally)
+    for text, some in zip(texts, drafted, strict=True):
+        walk(text, proposer(text, some, drafts, least, sure), tally)
     return tally
 
 
-def quick(head: Head, trunk: Trunk, vocab: np.ndarray, texts: Sequence[Text]) -> dict[str, float]:
-    """Accepted per window, the likeliest of 8,192 ids drafted: what a training run tells of itself."""
+def quick(head: Head, trunk: Trunk, vocab: np.ndarray, texts: Sequence[Text], drafts: int) -> dict[str, float]:
+    """Accepted per window of ``drafts``, the likeliest of 8,192 ids drafted: what a training run tells of itself."""
     ids = torch.from_numpy(vocab[:8192]).long()
     output = trunk.embedding[ids]
     found = {}
     for temperature in TEMPERATURES:
         some = [text for text in texts if text.temperature == temperature]
-        drafted = [pick_drafts(chain_logits(head, trunk, text, output), text, ids) for text in some]
-        found[f"T={temperature}"] = judge(some, drafted, 0).per_window
+        drafted = [pick_drafts(chain_logits(head, trunk, text, output, drafts), text, ids) for text in some]
+        found[f"T={temperature}"] = judge(some, drafted, drafts, 0).per_window
     return found
-
-
-def evaluate(options: argparse.Namespace) -> None:
-    """Print the tables of one head."""
-    from tools.train_mtp.tables import print_tables
-
-    trunk = Trunk(options.model)
-    weights, vocab = read_head(options.head)
-    print_tables(Head(weights, trunk.sizes), trunk, vocab, load_texts(options, trunk))

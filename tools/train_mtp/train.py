@@ -144,7 +144,8 @@ def train(options: argparse.Namespace) -> None:
             told = now
             training.save(options.out)
             loss = " ".join(f"{np.mean(some):.3f}" for some in recent if some)
-            judged = " ".join(f"{name} {value:.3f}" for name, value in quick(training.mean, training.trunk, training.vocab, texts).items())
+            accepted = quick(training.mean, training.trunk, training.vocab, texts, DRAFTS)
+            judged = " ".join(f"{name} {value:.3f}" for name, value in accepted.items())
             print(f"{(now - start) / 60:.0f} min, step {steps}, rate {rate(now - start):.2f}, loss {loss}; accepted: {judged}", flush=True)
             recent = [[] for _ in range(DRAFTS)]
         if ended:
