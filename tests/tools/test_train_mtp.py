@@ -167,3 +167,10 @@ def test_no_held_out_prompt_is_about_a_training_topic() -> None:
     for prompt in (*topics.HELD_OUT_CHAT, *topics.HELD_OUT_PLAIN):
         words = " ".join(re.findall(r"[\w'-]+", prompt.lower()))
         assert {topic for topic in topics.TOPICS if f" {topic.lower()} " in f" {words} "} <= forms, prompt
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely_and_impossible_ones_never() -> None:
+    likely = torch.tensor([0.0, 0.5, 0.3, 0.0, 0.2])
+    picks = generate.pick(likely.log().repeat(20000, 1), torch.ones(20000), torch.Generator().manual_seed(1))
+    np.testing.assert_allclose(torch.bincount(picks, minlength=5) / 20000, likely, atol=0.015)
+    assert generate.pick(likely.log().repeat(3, 1), torch.zeros(3), torch.Generator()).tolist() == [1, 1, 1]
