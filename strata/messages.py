@@ -220,12 +220,16 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """Tokens picked since the last event, oldest first; ``logprobs`` and ``prompt_logprobs`` where asked for."""
+    """Tokens picked since the last event, oldest first; ``logprobs`` and ``prompt_logprobs`` where asked for.
+
+    The first ``accepted`` of them had been drafted.
+    """
 
     request_id: str
     tokens: Tokens
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ Each choice is accounted once, at its terminal event, which comes even after the
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 
 from strata.errors import EngineError, NotFinite
@@ -85,19 +84,19 @@ class Answer:
             self.progressed(choice, event)
         elif isinstance(event, Finished):
             choice.finish(event)
-            self._account(choice, "stop" if choice.reason == "stop" else "length", event.usage, event.slot)
+            self._account(choice, "stop" if choice.reason == "stop" else "length", event.slot)
             self._open -= 1
             self.finished(choice)
         elif isinstance(event, Failed):
             choice.fail(event)
             if isinstance(event.error, NotFinite):
                 self.site.metrics.corrupted()
-            self._account(choice, "error", event.usage)
+            self._account(choice, "error")
             self._fail(event.error)
         elif isinstance(event, Cancelled):
             error = EngineError("the server has cancelled this request")
             choice.fail(Failed(event.request_id, error, event.usage))
-            self._account(choice, "abort", event.usage, event.slot)
+            self._account(choice, "abort", event.slot)
             self._fail(error)
 
     def _take_tokens(self, choice: Choice, event: NewTokens) -> None:
@@ -119,10 +118,11 @@ class Answer:
         if not self._done.done():
             self._done.set_exception(error)
 
-    def _account(self, choice: Choice, reason: EndReason, usage: Usage, slot: int = -1) -> None:
-        self.site.metrics.request_ended(reason, usage, choice.generated, self.site.clock() - self._began)
+    def _account(self, choice: Choice, reason: EndReason, slot: int = -1) -> None:
+        assert choice.usage is not None
+        self.site.metrics.request_ended(reason, choice.usage, choice.generated, self.site.clock() - self._began)
         entry = self.exchange.entry
-        entry.add(reason, slot, replace(usage, generated=choice.generated))
+        entry.add(reason, slot, choice.usage)
         entry.closed_one()
 
     # ---------------------------------------------------------------- for the writers

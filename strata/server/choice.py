@@ -1,10 +1,13 @@
 """One choice of an answer: tokens in, text and logprobs out, whether it is streamed or not.
 
 Only what the client may see counts: when a stop string matches, tokens that the engine had already picked after it are dropped,
-so the same request counts the same tokens however fast the engine is. A stop token's text is not shown; its count is.
+so the same request counts the same tokens however fast the engine is, and drafts among them are none that were accepted for it.
+A stop token's text is not shown; its count is.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from strata.messages import Failed, Finished, NewTokens, TokenLogprob, Usage
 from strata.request import Request
@@ -17,7 +20,7 @@ class Choice:
 
     __slots__ = (
         "index", "request", "generated", "stop_string", "stop_token", "reason", "usage", "slot", "error", "last_time",
-        "cached", "_detokenizer", "_output", "_parts", "_logprobs", "_prompt_logprobs", "_ids",
+        "cached", "_dropped", "_detokenizer", "_output", "_parts", "_logprobs", "_prompt_logprobs", "_ids",
     )
 
     def __init__(self, index: int, request: Request, detokenizer: Detokenizer, output: Output) -> None:
@@ -32,6 +35,7 @@ class Choice:
         self.error: Exception | None = None
         self.last_time: float | None = None
         self.cached = 0
+        self._dropped = 0  # accepted drafts behind a stop string
         self._detokenizer = detokenizer
         self._output = output
         self._parts: list[str] = []
@@ -64,15 +68,21 @@ class Choice:
                 self._parts.append(text)
             if self._detokenizer.stopped is not None:
                 self._stop_at(self._detokenizer.stopped)
-        return self.generated - before
+        count = self.generated - before
+        self._dropped += max(0, event.accepted - count)
+        return count
 
     def finish(self, event: Finished) -> None:
         self._flush()
-        self.usage, self.slot = event.usage, event.slot
+        self.usage, self.slot = self._seen(event.usage), event.slot
         self.reason = "stop" if self.stop_string is not None else event.reason
 
     def fail(self, event: Failed) -> None:
-        self.usage, self.error = event.usage, event.error
+        self.usage, self.error = self._seen(event.usage), event.error
+
+    def _seen(self, usage: Usage) -> Usage:
+        """The slot machine's counts, without what lay behind a stop string."""
+        return replace(usage, generated=self.generated, accepted=usage.accepted - self._dropped)
 
     def _flush(self) -> None:
         if self.stop_string is None:

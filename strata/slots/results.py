@@ -49,8 +49,8 @@ def advance(run: Run, is_decode: bool, segment: Segment, result: SegmentResult, 
         return Advance.OVER
     if is_decode:
         conversation.tokens.append(segment.tokens[0])
-        picks = _accepted(run, segment, result, ledger.counters) if segment.num_drafts else result.picks
-        return _take(run, picks, result.logprobs[:len(picks)], ledger)
+        picks, accepted = _accepted(run, segment, result, ledger.counters) if segment.num_drafts else (result.picks, 0)
+        return _take(run, picks, result.logprobs[:len(picks)], ledger, accepted=accepted)
     conversation.tokens.frombytes(run.packed_slice(segment.start, segment.end))
     return _read(run, slot, segment, result, ledger)
 
@@ -72,12 +72,13 @@ def _read(run: Run, slot: Slot, segment: Segment, result: SegmentResult, ledger:
 
 def _take(
     run: Run, picks: Tokens, logprobs: tuple[TokenLogprob, ...], ledger: Ledger, prompt_logprobs: tuple[TokenLogprob, ...] = (),
+    accepted: int = 0,
 ) -> Advance:
     """Picked tokens go to the client; the decode path, so nothing here grows with the history."""
     request = run.request
     run.generated.extend(picks)
     ledger.counters.generated_tokens += len(picks)
-    ledger.out.append(NewTokens(request.id, picks, logprobs, prompt_logprobs))
+    ledger.out.append(NewTokens(request.id, picks, logprobs, prompt_logprobs, accepted))
     run.last_at = ledger.now
     if run.first_at is None:
         run.first_at = ledger.now
@@ -86,10 +87,11 @@ def _take(
     return Advance.LENGTH if len(run.generated) >= run.limit else Advance.GOES_ON
 
 
-def _accepted(run: Run, segment: Segment, result: SegmentResult, counters: Counters) -> Tokens:
-    """The tokens that several rows brought: up to the first stop token or the limit, whatever was accepted beyond.
+def _accepted(run: Run, segment: Segment, result: SegmentResult, counters: Counters) -> tuple[Tokens, int]:
+    """The tokens that several rows brought, and how many of them were drafts: up to the first stop token or the limit, whatever was
+    accepted beyond.
 
-    All drafts that had a row count as drafted; those that the client gets count as accepted.
+    All drafts that had a row count as drafted; those that are delivered count as accepted. A stop string is the server's to see.
     """
     drafts, conversation = run.drafts, run.conversation
     assert drafts is not None and conversation is not None
@@ -108,4 +110,4 @@ def _accepted(run: Run, segment: Segment, result: SegmentResult, counters: Count
     counters.accepted[drafts.flying] += accepted
     for place in range(accepted):
         counters.accepted_at[place] += 1
-    return picks
+    return picks, accepted
