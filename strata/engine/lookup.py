@@ -28,7 +28,7 @@ class Lookup:
     name: DraftSource = "lookup"
 
     def __init__(self) -> None:
-        self._texts: dict[int, Text] = {}
+        self._texts: dict[int, tuple[str, Text]] = {}
 
     def observe(self, window: Window, results: Sequence[SegmentResult]) -> None:
         """Nothing: the text comes with the segments that ask."""
@@ -41,9 +41,10 @@ class Lookup:
         if segment.history is None:
             return ()
         prompt, generated = segment.history
-        text = self._texts.get(segment.slot)
-        if text is None or text.prompt is not prompt:
-            text = self._texts[segment.slot] = Text(prompt)
+        name, text = self._texts.get(segment.slot, ("", None))
+        if text is None or name != segment.request_id or text.prompt is not prompt:  # choices of one request share their prompt
+            text = Text(prompt)
+            self._texts[segment.slot] = segment.request_id, text
         tokens = text.grown(generated, ask.picks)
         return continuation(tokens, LEAST if segment.draft_limits.mtp else LEAST_ALONE, ask.limit)
 

@@ -58,8 +58,8 @@ def test_a_text_grows_by_what_is_new(prompt: list[int], windows: list[list[int]]
         generated += picks
 
 
-def ask(slot: int, prompt: Tokens, generated: list[int], picks: Tokens, limits: DraftLimits) -> Ask:
-    segment = Segment(f"r{slot}", slot, 0, (0,), (0,), Sampling(), history=(prompt, generated), draft_limits=limits)
+def ask(slot: int, prompt: Tokens, generated: list[int], picks: Tokens, limits: DraftLimits, name: str = "r") -> Ask:
+    segment = Segment(f"{name}{slot}", slot, 0, (0,), (0,), Sampling(), history=(prompt, generated), draft_limits=limits)
     return Ask(segment, picks, limits.lookup)
 
 
@@ -70,6 +70,13 @@ def test_slots_have_their_own_text_and_the_next_request_a_new_one() -> None:
     assert lookup.propose([ask(0, first, [], (3,), limits), ask(1, second, [], (9,), limits)]) == [(4, 1), (7, 8)]
     assert lookup.propose([ask(0, first, [3], (4,), limits)]) == [(1, 2)]
     assert lookup.propose([ask(0, second, [], (9,), limits)]) == [(7, 8)]
+
+
+def test_another_choice_of_the_same_prompt_is_another_text() -> None:
+    """Choices of one request share their prompt; the second is asked for drafts when it has said something else already."""
+    lookup, prompt, limits = Lookup(), (1, 2, 3), DraftLimits(lookup=2)
+    assert lookup.propose([ask(0, prompt, [5, 6, 7, 5], (6,), limits)]) == [(7, 5)]
+    assert lookup.propose([ask(0, prompt, [8, 9, 4, 8], (9,), limits, "s")]) == [(4, 8)]
 
 
 def test_without_a_head_to_ask_shorter_matches_count() -> None:
