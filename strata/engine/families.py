@@ -10,7 +10,7 @@ from __future__ import annotations
 from strata.engine.architecture import FAMILIES, GATES, ExpertConfig, Family, ModelConfig
 from strata.engine.keys import Keys
 from strata.engine.rope import RopeConfig
-from strata.engine.tensor_names import check_shapes, tensor_names
+from strata.engine.tensor_names import check_shapes, draft_blocks, tensor_names
 from strata.errors import ModelError
 from strata.weights.gguf import GGUFFile
 
@@ -23,9 +23,9 @@ def read_config(file: GGUFFile) -> ModelConfig:
     Raises ModelError for an architecture that is not served, for a missing key, and for missing, unexpected or misshapen tensors.
     """
     name = file.metadata.get("general.architecture")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise ModelError(f"{file.path}: architecture {str(name)[:40]!r} is not served; served are {', '.join(FAMILIES)}")
-    config = _dimensions(Keys(file, str(name)), FAMILIES[str(name)])
+    config = _dimensions(Keys(file, name), FAMILIES[name])
     file.bind(*tensor_names(config))
     check_shapes(file, config)
     return config
@@ -48,7 +48,7 @@ def _dimensions(keys: Keys, family: Family) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        eps=keys.number("attention.layer_norm_rms_epsilon"),
+        eps=keys.positive("attention.layer_norm_rms_epsilon"),
         context=keys.count("context_length"),
         rope=_rope(keys, head_dim, family.interleaved),
         tied="output.weight" not in tensors,
@@ -60,27 +60,27 @@ def _dimensions(keys: Keys, family: Family) -> ModelConfig:
 
 def _blocks(keys: Keys) -> tuple[int, int, tuple[int, ...]]:
     """Blocks of the trunk, how many more the metadata promises, and those that draft."""
-    ending = ".nextn.eh_proj.weight"
-    numbers = [name[len("blk.") : -len(ending)] for name in keys.file.tensors if name.endswith(ending)]
-    found = sorted(int(number) for number in numbers if number.isdigit())
-    blocks, promised = keys.count("block_count"), int(keys.number("nextn_predict_layers", 0))
+    found = draft_blocks(keys.file.tensors)
+    blocks, promised = keys.count("block_count"), keys.count("nextn_predict_layers", 0, least=0)
     layers = min([blocks - promised, *found])
-    if promised < 0 or layers < 1 or (promised and found and found[0] != blocks - promised):
+    if blocks > len(keys.file.tensors):  # said before a name of theirs is made up
+        raise ModelError(f"{keys.file.path}: {keys.prefix}.block_count is {blocks}, and the file has {len(keys.file.tensors)} tensors")
+    if layers < 1 or found != tuple(range(layers, layers + len(found))) or (promised and found and layers != blocks - promised):
         raise ModelError(
             f"{keys.file.path}: {blocks} blocks, {promised} of them for drafts, and those found are {list(found)}; convert the model again"
         )
-    return layers, promised, tuple(found)
+    return layers, promised, found
 
 
 def _experts(keys: Keys, family: Family) -> ExpertConfig | None:
     """How rows are routed; None for a dense family, which may not have experts. Raises ModelError for routing that is not served."""
     if not family.gate:
-        if keys.number("expert_count", 0):
+        if keys.count("expert_count", 0, least=0):
             raise ModelError(f"{keys.file.path}: a {family.name} with experts is not served, only dense ones")
         return None
     count, used = keys.count("expert_count"), keys.count("expert_used_count")
     groups, groups_used = keys.count("expert_group_count", 1), keys.count("expert_group_used_count", 1)
-    kind = int(keys.number("expert_gating_func", 0))
+    kind = keys.count("expert_gating_func", 0, least=0)
     if kind and kind not in GATES or count % groups or groups_used > groups or used > count // groups * groups_used:
         raise ModelError(
             f"{keys.file.path}: {used} of {count} experts in {groups_used} of {groups} groups with gating function {kind} is not served; "
@@ -91,8 +91,8 @@ def _experts(keys: Keys, family: Family) -> ExpertConfig | None:
         count=count,
         used=used,
         width=width,
-        shared_width=width * int(keys.number("expert_shared_count", 0)),
-        dense_layers=int(keys.number("leading_dense_block_count", 0)),
+        shared_width=width * keys.count("expert_shared_count", 0, least=0),
+        dense_layers=keys.count("leading_dense_block_count", 0, least=0),
         gate=GATES.get(kind, family.gate),
         normalised=keys.flag("expert_weights_norm", family.normalised),
         scale=keys.number("expert_weights_scale", 0.0) or 1.0,
@@ -109,7 +109,7 @@ def _rope(keys: Keys, head_dim: int, interleaved: bool) -> RopeConfig:
         raise ModelError(f"{keys.file.path}: RoPE scaling {scaling!r} over {dims} of {head_dim} dimensions is not served")
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
     return RopeConfig(
-        base=keys.number("rope.freq_base", 10000.0),
+        base=keys.positive("rope.freq_base", 10000.0),
         dims=dims,
         interleaved=interleaved,
         scaling=scaling if factor > 0 else "none",

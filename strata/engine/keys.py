@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from strata.errors import ModelError
 from strata.weights.gguf import GGUFFile
+
+MOST = 2**31 - 1
+"""Of any count: what is larger is damaged, and lists as long as it says would fill the memory."""
 
 
 class Keys:
@@ -22,12 +26,20 @@ class Keys:
             raise ModelError(f"{self.file.path}: has no {name}; convert the model again")
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ModelError(f"{self.file.path}: {name} is not one number, which is not served")
+        if not math.isfinite(value):
+            raise ModelError(f"{self.file.path}: {name} is {value}, expected a finite number; convert the model again")
         return value
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def positive(self, key: str, default: float | None = None) -> float:
         value = self.number(key, default)
-        if value != int(value) or value < 1:
-            raise ModelError(f"{self.file.path}: {self.prefix}.{key} is {value}, expected a whole number from 1")
+        if value <= 0:
+            raise ModelError(f"{self.file.path}: {self.prefix}.{key} is {value}, expected a number above 0; convert the model again")
+        return value
+
+    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
+        value = self.number(key, default)
+        if not least <= value <= MOST or value != int(value):
+            raise ModelError(f"{self.file.path}: {self.prefix}.{key} is {value:.10g}, expected a whole number from {least} to {MOST}")
         return int(value)
 
     def flag(self, key: str, default: bool) -> bool:

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from strata.config import Settings
 from strata.engine.architecture import ModelConfig
 from strata.engine.keys import Keys
-from strata.engine.tensor_names import block_names, check_shapes
+from strata.engine.tensor_names import block_names, check_shapes, draft_blocks
 from strata.errors import ModelError
+from strata.weights.cursor import quoted
 from strata.weights.gguf import GGUFFile
 
-ENDING = ".nextn.eh_proj.weight"
 USUAL_SPEC = 4  # four rows of one slot cost little more than one (docs/LOG.md)
 DRAFT_VOCAB = "strata.draft_vocab"
 SAME = ("embedding_length", "attention.head_count", "attention.head_count_kv", "attention.key_length", "rope.freq_base",
-        "rope.dimension_count", "vocab_size")
+        "attention.layer_norm_rms_epsilon", "rope.dimension_count", "expert_count", "expert_used_count", "expert_gating_func", "vocab_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +84,41 @@ def fitting(heads: GGUFFile, model: GGUFFile, config: ModelConfig) -> ModelConfi
             f"{heads.path}: general.architecture is {str(name)[:40]!r}, and the model's is {config.family.name!r}; "
             f"give --mtp a head made for {model.path.name}"
         )
-    numbers = [each[len("blk."):-len(ENDING)] for each in heads.tensors if each.endswith(ENDING)]
-    blocks = tuple(sorted(int(number) for number in numbers if number.isdigit()))
+    blocks = draft_blocks(heads.tensors)
     if not blocks:
-        raise ModelError(f"{heads.path}: has no tensor blk.N{ENDING}, so it is no MTP head; give --mtp another file, or none")
+        raise ModelError(f"{heads.path}: has no tensor blk.N.nextn.eh_proj.weight, so it is no MTP head; give --mtp another file, or none")
     _check_keys(Keys(heads, str(name)), Keys(model, str(name)))
+    if blocks != tuple(range(config.num_layers, config.num_layers + len(blocks))):
+        raise ModelError(
+            f"{heads.path}: tensor blk.{blocks[0]}.nextn.eh_proj.weight: its heads are blocks {', '.join(map(str, blocks))}; the model's "
+            f"{config.num_layers} layers go to blk.{config.num_layers - 1}; give --mtp a head made for {model.path.name}"
+        )
     fitted = replace(config, mtp_blocks=blocks)
-    missing = [each for block in blocks for each in block_names(fitted, block)[0] if each not in heads.tensors]
-    if missing:
-        raise ModelError(f"{heads.path}: tensor {missing[0]} is missing ({len(missing)} in all); convert the head again")
+    _check_names(heads, fitted)
     check_shapes(heads, fitted)
     return fitted
+
+
+def _check_names(heads: GGUFFile, config: ModelConfig) -> None:
+    """The blocks have all that they need and nothing that would be left out."""
+    for block in config.mtp_blocks:
+        required, optional = block_names(config, block)
+        missing = [each for each in required if each not in heads.tensors]
+        if missing:
+            raise ModelError(f"{heads.path}: tensor {missing[0]} is missing ({len(missing)} in all); convert the head again")
+        known = {*required, *optional}
+        for each in heads.tensors:
+            if each.startswith(f"blk.{block}.") and each not in known:
+                raise ModelError(f"{heads.path}: tensor {quoted(each)} is none of a {config.family.name} head's; convert the head again")
 
 
 def _check_keys(heads: Keys, model: Keys) -> None:
     """What both files say of the trunk is the same."""
     for key in SAME:
-        mine, other = (each.metadata.get(f"{each.prefix}.{key}") for each in (heads, model))
-        if mine is not None and other is not None and mine != other:
+        if not all(f"{each.prefix}.{key}" in each.metadata for each in (heads, model)):
+            continue
+        mine, other = heads.number(key), model.number(key)
+        if mine != other:
             raise ModelError(
                 f"{heads.file.path}: {heads.prefix}.{key} is {mine}, and the model's is {other}; give --mtp a head made for "
                 f"{model.file.path.name}"

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from strata.engine.architecture import DENSE, DENSE_BIASES, HEAD, HEAD_OPTIONAL, ROUTED, SHARED, ModelConfig
 from strata.errors import ModelError
 from strata.weights.gguf import GGUFFile
+
+DRAFTS = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.nextn\.eh_proj\.weight")
+
+
+def draft_blocks(names: Iterable[str]) -> tuple[int, ...]:
+    """The blocks that draft, rising: those with the tensor that joins a token and a hidden state."""
+    return tuple(sorted(int(match[1]) for match in map(DRAFTS.fullmatch, names) if match))
 
 
 def block_names(config: ModelConfig, block: int) -> tuple[list[str], list[str]]:

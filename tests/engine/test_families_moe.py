@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from strata.engine.architecture import ExpertConfig
@@ -97,6 +101,14 @@ def test_a_promised_head_that_is_absent_leaves_a_model_without(tmp_path: Path, l
         (GLM4MOE, "leading_dense_block_count", 0, "blk.0.ffn_gate_inp.weight"),
         (GLM4MOE, "nextn_predict_layers", 5, "5 blocks, 5 of them for drafts"),
         (GLM4MOE, "block_count", 6, "those found are [4]"),
+        (QWEN3MOE, "block_count", 2**31 - 1, "block_count is 2147483647, and the file has 51 tensors"),
+        (QWEN3MOE, "block_count", 2**40, "block_count is 1.099511628e+12, expected a whole number from 1 to 2147483647"),
+        (QWEN3MOE, "expert_used_count", math.inf, "expert_used_count is inf, expected a finite number"),
+        (QWEN3MOE, "attention.layer_norm_rms_epsilon", math.nan, "epsilon is nan, expected a finite number"),
+        (QWEN3MOE, "rope.freq_base", 0.0, "freq_base is 0.0, expected a number above 0"),
+        (GLM4MOE, "expert_gating_func", 1.5, "expert_gating_func is 1.5, expected a whole number from 0"),
+        (GLM4MOE, "leading_dense_block_count", -1, "leading_dense_block_count is -1, expected a whole number from 0"),
+        (GLM4MOE, "nextn_predict_layers", -1, "nextn_predict_layers is -1"),
     ],
 )
 def test_bad_metadata_is_named(tmp_path: Path, model: Path, key: str, value: object, words: str) -> None:
@@ -109,6 +121,54 @@ def test_bad_metadata_is_named(tmp_path: Path, model: Path, key: str, value: obj
     with pytest.raises(ModelError) as refusal:
         described(tmp_path, model, change)
     assert words in str(refusal.value) and "changed.gguf" in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+VALUES = [
+    math.nan, math.inf, -math.inf, -1, 0, 0.5, 1, 2, 3, 7, 65, 2**31, 2**63, 1e308, True, "x", "", np.array([1, 2], np.int32), ["a"], [],
+]  # fmt: skip
+SILENT = (
+    "expert_group_count", "expert_group_used_count", "rope.scaling.type", "rope.scale_linear", "rope.scaling.factor",
+    "rope.scaling.original_context_length", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor", "attention.value_length",
+)  # fmt: skip
+
+
+def test_whatever_a_key_says_the_file_is_described_or_refused() -> None:
+    """Keys that the model has and keys that it could have, one after the other; without a warning of NumPy's, too."""
+    with GGUFFile.open(GLM4MOE) as file:
+        given, refused = dict(file.metadata), 0
+        names = [key for key in given if key.startswith("glm4moe.")] + [f"glm4moe.{key}" for key in SILENT] + ["general.architecture"]
+        for key in names:
+            for value in VALUES:
+                file.metadata = MappingProxyType({**given, key: value})
+                try:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("error")
+                        config = read_config(file)
+                except ModelError as refusal:
+                    assert "\n" not in str(refusal)
+                    refused += 1
+                else:
+                    assert not isinstance(value, float) or math.isfinite(value), key
+                    assert config.vocab_size == 512
+    assert refused > 400
+
+
+@pytest.mark.parametrize("number", ["\N{SUPERSCRIPT TWO}", "04", "4" * 5000, "x"])
+def test_a_block_with_no_number_is_no_block(tmp_path: Path, number: str) -> None:
+    def change(_: dict[str, Any], tensors: dict[str, StoredTensor]) -> None:
+        tensors[f"blk.{number}.nextn.eh_proj.weight"] = tensors["blk.4.nextn.eh_proj.weight"]
+
+    with pytest.raises(ModelError, match=r"0 tensors missing and 1 unexpected"):
+        described(tmp_path, GLM4MOE, change)
+
+
+def test_heads_follow_each_other(tmp_path: Path) -> None:
+    def change(_: dict[str, Any], tensors: dict[str, StoredTensor]) -> None:
+        for name in [name for name in tensors if name.startswith("blk.4.")]:
+            tensors[name.replace("blk.4.", "blk.6.")] = tensors[name]
+
+    with pytest.raises(ModelError, match=r"those found are \[4, 6\]"):
+        described(tmp_path, GLM4MOE, change)
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,14 @@ def rename(old: str, new: str):
     return change
 
 
+def moved(tensors: Tensors, number: object, keep: bool = False) -> None:
+    """The head as another block, or in that place too."""
+    for name in filter(is_head, list(tensors)):
+        tensors[f"blk.{number}.{name[len(HEAD):]}"] = tensors[name]
+        if not keep:
+            del tensors[name]
+
+
 @pytest.mark.parametrize("change, parts", [
     (lambda metadata, _: metadata.update({"general.architecture": "llama"}), ("general.architecture is 'llama'", "'glm4moe'")),
     (lambda metadata, _: metadata.update({"glm4moe.embedding_length": 512}), ("glm4moe.embedding_length is 512", "256", "--mtp")),
@@ -105,6 +113,14 @@ def rename(old: str, new: str):
     (lambda metadata, _: metadata.update({"strata.draft_vocab": np.array([1, 512], np.int32)}), ("strata.draft_vocab", "512")),
     (lambda metadata, _: metadata.update({"strata.draft_vocab": np.array([1, 1], np.int32)}), ("twice",)),
     (lambda metadata, _: metadata.update({"strata.draft_vocab": "1, 2"}), ("no list of token ids",)),
+    (lambda metadata, _: metadata.update({"glm4moe.attention.head_count": np.array([4, 4])}), ("head_count is not one number",)),
+    (lambda metadata, _: metadata.update({"glm4moe.attention.layer_norm_rms_epsilon": 0.25}), ("epsilon is 0.25", "--mtp")),
+    (lambda metadata, _: metadata.update({"glm4moe.expert_used_count": 1}), ("expert_used_count is 1, and the model's is 2",)),
+    (lambda _, tensors: moved(tensors, 3), ("blk.3.nextn.eh_proj.weight", "heads are blocks 3; the model's 4 layers", "--mtp")),
+    (lambda _, tensors: moved(tensors, 29), ("heads are blocks 29; the model's 4 layers",)),
+    (lambda _, tensors: moved(tensors, 6, keep=True), ("heads are blocks 4, 6; the model's 4 layers",)),
+    (lambda _, tensors: moved(tensors, "\N{SUPERSCRIPT TWO}"), ("no tensor blk.N.nextn.eh_proj.weight",)),
+    (lambda _, tensors: tensors.update({HEAD + "attn_sinks.weight": floats(np.ones(256))}), ("'blk.4.attn_sinks.weight' is none of",)),
 ])  # fmt: skip
 def test_a_file_that_does_not_fit_is_refused(trunk: Path, tmp_path: Path, change, parts: tuple[str, ...]) -> None:
     path = head_file(tmp_path, change)
