@@ -74,7 +74,7 @@ def version(toolkit: Path | None = None) -> str:
 def _found(toolkit: Path | None) -> Any:
     library = load_library(toolkit)
     if library is None:
-        raise CompileError("NVRTC was not found: install nvidia-cuda-nvrtc-cu12 (extra cuda12), or name a toolkit with --cuda-toolkit")
+        raise CompileError("NVRTC was not found: install the extra cuda12 or cuda13, or name a toolkit with --cuda-toolkit")
     return library
 
 

@@ -1,6 +1,9 @@
 """Compilation for GPUs, on machines without one. Needs NVRTC (the extra cuda12 or cuda13), which finds no driver here."""
 
 import json
+from configparser import ConfigParser
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -36,6 +39,23 @@ def test_a_compile_error_names_the_real_file_and_line(tmp_path, monkeypatch):
     monkeypatch.setattr(source, "SOURCE_FOLDER", tmp_path)
     with pytest.raises(CompileError, match=r"broken.cu\(2\): error: identifier .nothing. is undefined"):
         nvrtc.compile_cubin("broken", ["broken"], "sm_80")
+
+
+@pytest.mark.parametrize("wheel, place", [
+    ("nvidia-cuda-nvrtc-cu12", "cuda_nvrtc/lib/libnvrtc.so.12"), ("nvidia-cuda-nvrtc", "cu13/lib/libnvrtc.so.13"),
+])  # fmt: skip
+def test_what_the_extras_install_is_found(wheel, place, tmp_path, monkeypatch):
+    """CuPy's wheels bring no compiler: where there is no toolkit either, the extra is all that there is."""
+    setup = ConfigParser()
+    setup.read(Path(__file__).parent.parent.parent / "setup.cfg")
+    extra = {"nvidia-cuda-nvrtc-cu12": "cuda12", "nvidia-cuda-nvrtc": "cuda13"}[wheel]
+    assert wheel in [line.split()[0] for line in setup["options.extras_require"][extra].splitlines() if line]
+    library = tmp_path / "nvidia" / place
+    library.parent.mkdir(parents=True)
+    library.touch()
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "nvidia")])
+    monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: spec)
+    assert next(nvrtc._candidates(tmp_path / "nowhere")) == str(library)
 
 
 def test_kernels_are_grouped_into_one_module_per_source():

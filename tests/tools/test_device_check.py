@@ -41,6 +41,7 @@ def test_everything_is_measured_and_the_tests_run(capsys: pytest.CaptureFixture[
     for model in ("model_4bit", "model_packed"):
         runs = facts[model]
         assert runs["equal"] and runs["layers"] == 2
+        assert runs["two_stages"]["memory_mb"] == runs["two_stages_two_groups"]["memory_mb"] > 0, "each run gives back what it took"
         assert all(runs[name]["ms"] > 0 for name in ("rows_1", "rows_2", "two_stages", "two_stages_two_groups"))
     assert facts["model_packed"]["weights_mb"] <= facts["model_4bit"]["weights_mb"]
     assert text.count("| matvec |") == 12 and text.count("| model_4bit |") == 4
@@ -56,7 +57,7 @@ def test_a_part_that_fails_is_named_and_the_others_go_on(capsys: pytest.CaptureF
     monkeypatch.setattr(device_check.Check, "model", broken)
     status, facts, text = run(capsys, "--device", "emulated", "--no-tests")
     assert status == 1 and facts["failed"] == ["matvec", "model_4bit", "model_packed"]
-    assert facts["matvec"] == "failed: lost" and facts["attention"] and "tests" not in facts and "| attention |" in text
+    assert facts["matvec"] == "failed: DeviceError: lost" and facts["attention"] and "tests" not in facts and "| attention |" in text
 
 
 @pytest.mark.cxx
@@ -65,3 +66,13 @@ def test_what_would_begin_too_late_is_left_out(capsys: pytest.CaptureFixture[str
     monkeypatch.setattr(device_check, "LIMIT_S", -1.0)
     status, facts, _ = run(capsys, "--device", "emulated")
     assert status == 0 and facts["tests"] == facts["model_4bit"] == "left out: no time"
+
+
+@pytest.mark.cxx
+@needs_compiler
+def test_a_machine_without_the_packages_of_tests_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_check, "TEST_PACKAGES", ("pytest", "no_such_package"))
+    monkeypatch.setattr(device_check.Check, "measure", lambda self: self.part("launch", lambda: 1 / 0))
+    status, facts, _ = run(capsys, "--device", "emulated")
+    assert facts["tests"] == "left out: no no_such_package here (setup.cfg, extra test)"
+    assert status == 1 and facts["failed"] == ["launch"] and facts["launch"] == "failed: ZeroDivisionError: division by zero"
