@@ -41,6 +41,7 @@ def test_it_picks_what_the_target_would(known: np.ndarray | None, settings: Samp
     """Ranks, filters and noise are those of the whole vocabulary in which unknown tokens are impossible."""
     logits = np.random.default_rng(2).normal(0, 3, (3, VOCAB)).astype(np.float32)
     drafts: list[Tokens] = [(), (40,), (40, 4)]
+    logits[1, 40], logits[2, 4] = 11, 12  # unless what is drafted already is penalised
     whole = logits.copy()
     if known is not None:
         whole[:, np.setdiff1d(np.arange(VOCAB), known)] = -np.inf

@@ -22,7 +22,7 @@ from strata.weights.writer import StoredTensor
 from tests.engine.drafting import HEAD, TINY, Player, Talk, engine_of, exact, floats, pages_of, rewritten
 
 MTP = (DraftLimits(mtp=3),)
-SOME, ALL = "glm4moe-accept-some-iq3s", "glm4moe-accept-all-iq3s"
+SOME, ALL, RANDOM = "glm4moe-accept-some-iq3s", "glm4moe-accept-all-iq3s", "glm4moe-iq3s"
 
 
 class Slow:
@@ -120,9 +120,13 @@ def test_counts_are_those_of_the_slow_loop(model: tuple[str, Path, Slow], settin
     prompt, greedy = golden(name)
     with engine_of(path, spec=4, **settings) as engine:
         assert engine.facts.max_drafts == 3 and engine.facts.draft_sources == ("lookup", "mtp")
-        talk = Talk(prompt, pages_of(1, 64), count=len(greedy), limits=MTP)
-        Player(engine).play([talk])
+        talk, player = Talk(prompt, pages_of(1, 64), count=len(greedy), limits=MTP), Player(engine)
+        player.play([talk])
+        trust = engine._draft._sources[1].trust  # type: ignore[union-attr]
     assert talk.generated == greedy
+    checks = [(window.segments[0].num_drafts, done.results[0].accepted) for window, done in zip(player.windows, player.done)]
+    assert sum(trust._right) == talk.accepted
+    assert sum(trust._tried) == sum(min(accepted + 1, drafts) for drafts, accepted in checks), "what lies behind a wrong one is not judged"
     if settings.get("kv") == "int8":  # the slow loop keeps what int8 rounds: now and then another draft
         assert abs(talk.accepted - slow.counts(prompt, greedy, 3)[2]) <= 2
         return
@@ -151,3 +155,33 @@ def test_drafts_are_those_of_the_slow_loop_wherever_they_begin(model: tuple[str,
                 given += len(talk.drafts)
                 player.step({slot: talk})
             assert given >= 2
+
+
+def two_random_heads(metadata: dict[str, object], tensors: dict[str, StoredTensor]) -> None:
+    """The second joins its inputs in a way of its own."""
+    for name in [each for each in tensors if each.startswith(HEAD)]:
+        tensors["blk.5." + name[len(HEAD):]] = tensors[name]
+    tensors["blk.5.nextn.eh_proj.weight"] = floats(np.random.default_rng(0).standard_normal((256, 512)) / 16)
+    metadata["glm4moe.block_count"], metadata["glm4moe.nextn_predict_layers"] = 6, 2
+
+
+@pytest.mark.parametrize("change", [lambda metadata, tensors: None, two_random_heads], ids=["one head", "two heads"])
+def test_a_head_gets_the_hidden_states_of_the_tokens_that_are_kept(change, tmp_path: Path) -> None:
+    """Heads of random weights, whose guesses depend on every hidden state, behind windows of which nothing, a part or all is accepted."""
+    path = rewritten(RANDOM, tmp_path / "model.gguf", change)
+    slow, prompt, seen = Slow(path), tuple(np.random.default_rng(2).integers(3, 500, 58).tolist()), []
+    greedy = slow.greedy(prompt, 20)
+
+    def partly_right(at: int, drafts: Tokens) -> Tokens:
+        seen.append((at, drafts))
+        right = len(seen) % 4
+        return (*greedy[at:at + right], *((token + 1) % 512 for token in greedy[at + right:at + 3]))
+
+    with engine_of(path, spec=4) as engine:
+        talk = Talk(prompt, pages_of(0, 80), count=16, limits=MTP, spoil=partly_right)
+        Player(engine).play([talk])
+    assert talk.generated == greedy[:len(talk.generated)] and talk.accepted >= 6
+    for at, drafts in seen:
+        assert drafts == slow.drafts([*prompt, *greedy[:at]], len(drafts)), at
+    assert sum(len(drafts) == 3 for _, drafts in seen) >= 4
+    slow.close()
