@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from strata.engine.device_chain import placed
 from strata.engine.draft_upload import Rows
+from strata.kernels.sample import History, choices_of
 from strata.messages import NO_DRAFTS, DraftLimits, PageCopy, Segment, SegmentResult, Window
 from strata.request import Sampling
 from tests.engine.drafting import TINY, Player, Talk, engine_of, exact, rewritten
@@ -131,8 +133,23 @@ def test_cells_of_long_prompts_and_short_ones_are_the_same(player):
     assert len(found[0]) == 3 and found[0] == found[1] == found[2]
 
 
-def test_another_request_goes_on_where_pages_went(player):
+def hidden_rows(player, first, count=1):
+    """Of the store, as it is now."""
+    ops, rows = player.mtp._runner.ops, np.empty((count, 256), np.float32)
+    ops.ops.device.download(rows, ops.space.store.rows(first, first + count), ops.ops.stream)
+    ops.ops.stream.synchronize()
+    return rows
+
+
+def test_another_request_goes_on_where_pages_went(player, monkeypatch):
     """The hidden row before a resumed history comes with its pages, parked and restored elsewhere; at a page's end and within one."""
+    fill, used = player.mtp._runner.fill, {}
+
+    def watched(rows):
+        used.update({position: hidden_rows(player, source) for _, position, _, source in rows[:1] if source >= 0})
+        fill(rows)
+
+    monkeypatch.setattr(player.mtp._runner, "fill", watched)
     talk = Talk(PROMPT, pages_of(0), count=99, limits=MTP)
     player.read(0, talk)
     talk.prompt = PROMPT + PROMPT[:24]
@@ -143,6 +160,7 @@ def test_another_request_goes_on_where_pages_went(player):
     text = (*talk.prompt, *talk.generated)
     again = Talk(text, pages_of(3), count=99, limits=MTP)
     player.read(3, again, chunk=64)
+    before = hidden_rows(player, player.mtp._space.pages_at + pages_of(0)[0], 2)
     player.engine.copy(PageCopy(1, "out", 1, pages_of(0)[:2]))
     assert player.events.get(timeout=60).error == ""
     for start in (64, len(text) - 1):
@@ -150,6 +168,7 @@ def test_another_request_goes_on_where_pages_went(player):
         assert player.events.get(timeout=60).error == ""
         other = Talk(text, (9, 10, 11), count=99, limits=MTP)
         player.read(2, other, start=start)
+        np.testing.assert_array_equal(used[start][0], before[(start - 1) // 64])
         assert len(other.drafts) == 3 and (other.generated, other.drafts) == (again.generated, again.drafts)
     player.engine.copy(PageCopy(3, "drop", 1))
 
@@ -196,6 +215,48 @@ def test_a_head_of_some_tokens_drafts_those_and_draws_as_the_target_would(perfec
     following = dict(zip(ids(golden["greedy"]), ids(golden["greedy"])[1:]))
     wanted = sum(following[token] in listed[:150] for token in greedy.generated[:-1])
     assert 0 < greedy.accepted <= wanted and drawn.accepted > 0
+
+
+def test_what_a_request_says_of_tokens_is_said_of_their_places():
+    """Entries of tokens that the head does not know are left out; rows keep their own."""
+    samplings = [
+        Sampling(logit_bias=((4, 1.5), (5, 9.0), (300, -2.0))), Sampling(), Sampling(repetition_penalty=2.0, logit_bias=((9, 3.0),)),
+    ]  # fmt: skip
+    histories = [History(), History(), History((300, 7), [400, 400])]
+    choices = choices_of([(sampling, 20, history) for sampling, history in zip(samplings, histories)], 512)
+    vocabulary = np.array([4, 9, 300, 400])
+    found = placed(choices, vocabulary)
+    assert found.first_entry.tolist() == [0, 2, 2, 5]
+    tokens = [vocabulary[found.entry_ints[first:end, 0]].tolist() for first, end in ((0, 2), (2, 5))]
+    assert [sorted(each) for each in tokens] == [[4, 300], [9, 300, 400]]
+    assert dict(zip(tokens[0], found.entry_bias[:2].tolist())) == {4: 1.5, 300: -2.0}
+
+
+def test_each_step_draws_with_the_noise_of_its_own_position(perfect):
+    """So a head that is always right is right for drawn tokens, too, at every depth."""
+    golden, sampling = np.load(TINY / "glm4moe-accept-all-iq3s.npz"), Sampling(temperature=0.6, seed=11)
+    with players(perfect) as player:
+        talk = Talk(ids(golden["greedy_prompt"]), pages_of(0), sampling, count=21, limits=MTP)
+        player.play([talk])
+    assert talk.accepted >= 0.9 * talk.drafted and len(set(talk.generated)) > 2
+
+
+def test_drafts_end_with_the_pages_and_wrong_ones_are_learnt_from(player):
+    """One page of 64: behind token 60 there is room for three drafts, then for fewer; of random weights, so that most are wrong."""
+    trust = player.mtp.trust
+    before, first = (sum(trust._right), sum(trust._tried)), len(player.windows)
+    talk, given = Talk((PROMPT * 2)[:56], (15,), count=40, limits=MTP), []
+    player.read(3, talk)
+    while (room := 65 - len(talk.prompt) - len(talk.generated)) > 0:
+        given.append((room, len(talk.drafts)))
+        talk.drafts = talk.drafts[: room - 1]
+        player.step({3: talk})
+    assert all(drafts == min(3, room) for room, drafts in given) and given[-1][1] < 3
+    pairs = zip(player.windows[first:], player.done[first:])
+    checks = [(window.segments[0].num_drafts, done.results[0].accepted) for window, done in pairs]
+    wrong = sum(accepted < drafts for drafts, accepted in checks)
+    after = sum(trust._right), sum(trust._tried)
+    assert (after[0] - before[0], after[1] - before[1]) == (talk.accepted, talk.accepted + wrong) and wrong > 1
 
 
 def test_two_stages_draft_as_one(player):
