@@ -82,6 +82,17 @@ class Memory:
     def _is_private(self, conversation: Conversation, place: int) -> bool:
         return not conversation.pages or self.pages.refs[conversation.pages[place]] == 1
 
+    def can_have(self, count: int, borrowed: list[int]) -> bool:
+        """Whether ``count`` pages would be free if every idle conversation left and every copy had reported; else nobody need leave.
+
+        ``borrowed``: pages that stay, whoever of their owners leaves.
+        """
+        staying = [one.pages for one in self.conversations.values() if one.claimed and one.state is not ConversationState.PARKING]
+        staying.append(borrowed)
+        most = self.num_usable - count
+        # Pages that are shared count twice in the sum, which is cheaper than the set and usually enough.
+        return self.pages.num_free >= count or sum(map(len, staying)) <= most or len(set().union(*staying)) <= most
+
     def make_room(self, count: int, now: float, gentle: bool = False) -> bool:
         """Evict idle conversations until ``count`` pages are free or will be when the copies in flight have reported.
 
@@ -160,10 +171,7 @@ class Memory:
 
     def restore(self, conversation: Conversation, source: Conversation, tokens: int) -> None:
         """Copy the first ``tokens`` tokens of ``source``'s image into ``conversation``'s pages, which are allocated already."""
-        if conversation is source:
-            conversation.step(ConversationEvent.RESTORE)
-        else:
-            conversation.state = ConversationState.RESTORING
+        conversation.step(ConversationEvent.RESTORE)
         self.host.add_reader(source)
         self._copy("in", source.host, conversation.pages[:self.pages_for(tokens)], Transfer(conversation, source))
 

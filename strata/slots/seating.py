@@ -3,7 +3,8 @@
 A request whose common prefix reaches a conversation's anchor (the end of the last user turn that was read) *continues* it,
 even if the client dropped or re-rendered the reply after that. One that shares less *borrows* the full pages it shares and sits
 elsewhere, so strangers with the same system prompt never take each other's conversation. What somebody else is reading just now is worth
-waiting for: reading it twice never pays.
+waiting for: reading it twice never pays. So is a conversation whose last window is still in flight: a client that stopped an answer may be
+back sooner than that window.
 The order matters: the source is chosen and secured first, then room is made, so making room cannot delete what the request needs.
 """
 
@@ -85,12 +86,11 @@ class Seating:
             if known[owner].tenant == tenant
         ]
         own, lent = self._continuation(run, relatives), self._lender(run, relatives)
-        best = max(own.resume, lent.resume)
-        run.waits_for, run.waits_until = self._promise(run, relatives)
-        if run.waits_for is not None and run.waits_until >= best + self.memory.facts.page_tokens:
+        run.waits_for, run.waits_until = self._promise(run, relatives, max(own.resume, lent.resume))
+        if run.waits_for is not None:
             return None
         if own.conversation is not None and own.resume >= lent.resume:
-            return None if own.conversation.state is ConversationState.PARKING else own
+            return None if own.conversation.claimed or own.conversation.state is ConversationState.PARKING else own
         return lent if lent.resume else Source()
 
     @staticmethod
@@ -104,7 +104,7 @@ class Seating:
         if run.one_shot:
             return best
         for common, one in relatives:
-            if one.claimed or not 0 < one.reach <= common or (key and one.key and one.key != key):
+            if (one.claimed and not self._is_leaving(one)) or not 0 < one.reach <= common or (key and one.key and one.key != key):
                 continue
             nearness = 2 if one.state is ConversationState.HELD else int(one.state is ConversationState.SHELVED)
             this = (bool(key) and one.key == key, common, nearness, one.used, one.id)
@@ -113,6 +113,9 @@ class Seating:
         if best.conversation is None:
             return best
         return best._replace(resume=self.memory.resume_point(best.conversation, min(best.common, run.total - 1), own=True))
+
+    def _is_leaving(self, conversation: Conversation) -> bool:
+        return conversation.slot is not None and self.slots[conversation.slot].will_hold
 
     def _lender(self, run: Run, relatives: Relatives) -> Source:
         """Who has the most full pages of this prompt, device before host memory. ``relatives`` come longest first."""
@@ -126,14 +129,14 @@ class Seating:
                     best = Source(one, resume, False, common)
         return best
 
-    def _promise(self, run: Run, relatives: Relatives) -> tuple[Run | None, int]:
-        """Who is about to have read most of this prompt, and how much of it.
+    def _promise(self, run: Run, relatives: Relatives, have: int) -> tuple[Run | None, int]:
+        """Who is about to have read most of this prompt, a page or more beyond the ``have`` tokens that there are now, and how much.
 
         Where only snapshots can be gone on from, what has been read may turn out to hold none; it is waited for all the same, as the
         engine is busy with it anyway, and once.
         """
         size = self.memory.facts.page_tokens
-        best: tuple[Run | None, int] = None, 0
+        best: tuple[Run | None, int] = None, have + size - 1
         for common, one in relatives:
             until = min(common, run.total - 1) // size * size
             if until <= best[1]:
@@ -179,29 +182,43 @@ class Seating:
     def _make_room_and_sit(self, run: Run, slot: Slot, source: Source, now: float, headroom: int) -> bool:
         memory, restoring = self.memory, source.is_parked
         own = source.conversation if source.continues else None
-        keep = self.policy.shelf or run.one_shot
         kept = 0 if restoring else memory.pages_for(source.resume)
         shared = source.conversation.pages[:kept] if source.conversation is not None and own is None else []
         spare = memory.pages.num_exclusive(own.pages[kept:]) if own is not None else 0
         need = memory.pages_for(run.reserve) - kept
         memory.pages.share(shared)
-        if not keep and slot.conversation is not None and slot.conversation is not own:
-            memory.unseat(slot.conversation, keep)
-        if not memory.make_room(need + headroom - spare, now, gentle=run.one_shot):
+        if not self._make_room(run, slot, own, need + headroom - spare, shared, now):
             memory.pages.release(shared)
             return False
-        if slot.conversation is not None and slot.conversation is not own:
-            memory.unseat(slot.conversation, keep)
-        conversation = own if own is not None else self._borrow(run, source, shared)
         if own is not None:
+            conversation = own
             memory.pages.release(own.cut(source.resume, memory.facts.page_tokens))
             memory.seat(own, slot)
+        else:
+            conversation = self._borrow(run, source, shared)
         conversation.add_pages(memory.pages.allocate(need))
         self._sit(run, slot, conversation, restoring)
         self._announce(run, source, restoring, now)
         if restoring and source.conversation is not None:
             memory.restore(conversation, source.conversation, source.resume)
         return True
+
+    def _make_room(self, run: Run, slot: Slot, own: Conversation | None, count: int, shared: list[int], now: float) -> bool:
+        """Free the seat and ``count`` pages, or nobody's where they cannot be had. ``shared``: pages that are borrowed already."""
+        memory, keep = self.memory, self.policy.shelf or run.one_shot
+        if not memory.can_have(count, shared):
+            return False
+        if not keep:
+            # Without a shelf the history that loses its seat is the first to lose its pages.
+            self._empty(slot, own, keep)
+        if not memory.make_room(count, now, gentle=run.one_shot):
+            return False
+        self._empty(slot, own, keep)
+        return True
+
+    def _empty(self, slot: Slot, own: Conversation | None, keep: bool) -> None:
+        if slot.conversation is not None and slot.conversation is not own:
+            self.memory.unseat(slot.conversation, keep)
 
     def _borrow(self, run: Run, source: Source, shared: list[int]) -> Conversation:
         """A new conversation that begins with what it borrows (possibly nothing)."""

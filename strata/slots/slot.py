@@ -138,5 +138,12 @@ class Slot:
     def is_free(self) -> bool:
         return self.state is SlotState.EMPTY or self.state is SlotState.HELD
 
+    @property
+    def will_hold(self) -> bool:
+        """Its request is over, and its history stays once the last window has reported."""
+        if self.state is not SlotState.LEAVING or self.run is None or self.run.state is not RequestState.ENDED:
+            return False
+        return self.outcome is Outcome.HOLD and not self.run.one_shot
+
     def step(self, event: SlotEvent) -> None:
         self.state = states.step(states.SLOT, self.state, event)

@@ -117,6 +117,7 @@ CONVERSATION: Mapping[ConversationState, Mapping[ConversationEvent, Conversation
     ConversationState.BUSY: {
         ConversationEvent.HOLD: ConversationState.HELD,
         ConversationEvent.PARK: ConversationState.PARKING,
+        ConversationEvent.RESTORE: ConversationState.RESTORING,
         ConversationEvent.DROP: ConversationState.GONE,
     },
     ConversationState.HELD: {

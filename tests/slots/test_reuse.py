@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from strata.messages import EngineFailed
 from strata.request import Placement
+from strata.slots.events import Cancel, Stop
 from strata.slots.policy import SlotPolicy
 from tests.slots.house import House
 
@@ -134,6 +136,35 @@ def test_a_conversation_cut_off_in_its_prompt_is_continued_from_what_was_read() 
     house.run()
     house.chat("again", tuple(range(60)), marks=(60,))
     assert house.slot("again") == house.slot("first") and house.cached("again") == 24
+
+
+@pytest.mark.parametrize("leave", [Stop, Cancel])
+def test_a_next_turn_that_is_quicker_than_the_last_window_waits_for_it(leave: type[Stop | Cancel]) -> None:
+    house = House()
+    house.ask("first", SYSTEM + ALICE, max_tokens=50, marks=(22,))
+    for _ in range(8):
+        house.land()
+    house.send(leave("first"))
+    answer = tuple(house.tokens["first"])
+    house.ask("next", SYSTEM + ALICE + answer + (7, 7), marks=(24 + len(answer),))
+    assert house.states()[0] == "leaving" and "next" not in house.progress
+    house.land()
+    assert house.slot("next") == 0 and house.cached("next") == 23 + len(answer) > 24, "the whole of the answer too"
+    house.run()
+    house.check("next")
+
+
+def test_a_next_turn_that_waited_in_vain_reads_its_prompt() -> None:
+    house = House()
+    house.ask("first", SYSTEM + ALICE, max_tokens=50)
+    for _ in range(5):
+        house.land()
+    house.send(Stop("first"))
+    house.ask("next", SYSTEM + ALICE + (7, 7))
+    house.send(EngineFailed("stage 0", (house.engine.lose_window().id,)))
+    assert house.cached("next") == 0, "a history is not kept when its last window was lost"
+    house.run()
+    house.check("next")
 
 
 def test_a_chat_moves_with_its_pages_to_a_pinned_slot() -> None:

@@ -51,7 +51,7 @@ def test_an_illegal_event_leaves_the_state_as_it_was() -> None:
     with pytest.raises(IllegalTransition):
         slot.step(SlotEvent.PROMPT_READ)
     with pytest.raises(IllegalTransition):
-        conversation.step(ConversationEvent.RESTORE)
+        conversation.step(ConversationEvent.PARKED)
     assert slot.state is SlotState.EMPTY and conversation.state is ConversationState.BUSY
 
 
