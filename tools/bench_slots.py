@@ -78,10 +78,10 @@ def low_first(options: argparse.Namespace) -> dict[str, dict[int, float]]:
 
 
 async def slot_with(client: Client, tokens: int) -> int:
-    """The id of the idle slot that holds about ``tokens`` tokens; -1 for none."""
+    """The id of the idle slot that holds ``tokens`` tokens; -1 for none."""
     slots = json.loads((await client.get("/slots"))[1])
-    near = [slot for slot in slots if not slot["is_processing"] and abs(slot["n_tokens"] - tokens) <= 64]
-    return int(near[0]["id"]) if near else -1
+    found = [slot for slot in slots if not slot["is_processing"] and slot["n_tokens"] == tokens]
+    return int(found[0]["id"]) if found else -1
 
 
 async def side_request(url: str, long: int, seed: int) -> dict[str, Any]:
@@ -91,6 +91,7 @@ async def side_request(url: str, long: int, seed: int) -> dict[str, Any]:
     stream = asyncio.create_task(client.stream("/v1/completions", body(fresh(8), 1 << 12)))
     for name, text in texts.items():
         await checked(client, body(text, 8, 0.0))
+    # Of an answer of 8 tokens the last was picked and never read.
     where = {name: await slot_with(client, len(text) + 7) for name, text in texts.items()}
     side: Answer = await checked(client, body(fresh(20), 8, 0.0))
     lost = [name for name, text in texts.items() if await slot_with(client, len(text) + 7) < 0]

@@ -72,12 +72,12 @@ class PrefixIndex:
         path, old = self._insert(owner, self._root, packed)
         if old is not None:
             self._prune(old, owner, set(path))
-        self._merge(path[-1].parent)
+        self._join(path)
 
     def extend(self, owner: int, packed: bytes) -> None:
         """Append to the history of ``owner``."""
         path, _ = self._insert(owner, self._leaves[owner], packed)
-        self._merge(path[-1].parent)
+        self._join(path)
 
     def remove(self, owner: int) -> None:
         """Forget ``owner``; unknown ones are ignored."""
@@ -145,11 +145,15 @@ class PrefixIndex:
             else:
                 self._merge(node)
             node = parent
-        self._merge(node)
 
-    def _merge(self, node: _Node | None) -> None:
+    def _join(self, path: list[_Node]) -> None:
+        """An insertion has changed the owners of its path: from its end up, so that a node takes over a child that is whole."""
+        for node in reversed(path):
+            self._merge(node)
+
+    def _merge(self, node: _Node) -> None:
         """Join ``node`` with its only child where both have the same owners."""
-        if node is None or node.parent is None or len(node.children) != 1:
+        if node.parent is None or len(node.children) != 1:
             return
         (child,) = node.children.values()
         if len(child.owners) != len(node.owners):

@@ -100,14 +100,14 @@ class Seating:
     def _continuation(self, run: Run, relatives: Relatives) -> Source:
         """The conversation this prompt is the next turn of: the client's own key first, then the longest match, then the nearest."""
         key = run.request.placement.key
-        best, rank = Source(), (False, 0, 0, 0.0, 0)
+        best, rank = Source(), (False, 0, 0, 0.0)
         if run.one_shot:
             return best
         for common, one in relatives:
             if (one.claimed and not self._is_leaving(one)) or not 0 < one.reach <= common or (key and one.key and one.key != key):
                 continue
             nearness = 2 if one.state is ConversationState.HELD else int(one.state is ConversationState.SHELVED)
-            this = (bool(key) and one.key == key, common, nearness, one.used, one.id)
+            this = (bool(key) and one.key == key, common, nearness, one.used)
             if this > rank:
                 best, rank = Source(one, 0, True, common), this
         if best.conversation is None:
@@ -142,7 +142,7 @@ class Seating:
             if until <= best[1]:
                 break
             other = self.slots[one.slot].run if one.claimed and one.slot is not None else None
-            if other is not None and until <= other.total and other.is_still_reading(until):
+            if other is not None and other.is_still_reading(until):
                 best = other, until
         return best
 

@@ -86,3 +86,14 @@ def test_a_one_shot_call_that_needs_pages_costs_the_shortest_history() -> None:
     assert house.machine.counters.evictions["memory"] == 1
     house.chat("long again", (*range(40), *answer, 7))
     assert house.cached("long again") == 44, "although it had not been used for longer"
+
+
+def test_of_equally_short_histories_the_older_one_goes_for_a_one_shot_call() -> None:
+    house = House(SlotPolicy(slots=4), num_pages=10)
+    answers = []
+    for name in (1, 2):
+        house.now += 1
+        answers.append(house.chat(str(name), (name,) * 9))
+    house.chat("once", (3,) * 9, placement=Placement(keep=False))
+    house.chat("2 again", (*(2,) * 9, *answers[1], 7))
+    assert house.cached("2 again") == 13 and house.machine.counters.evictions["memory"] == 1

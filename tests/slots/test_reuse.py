@@ -136,6 +136,7 @@ def test_a_conversation_cut_off_in_its_prompt_is_continued_from_what_was_read() 
     house.run()
     house.chat("again", tuple(range(60)), marks=(60,))
     assert house.slot("again") == house.slot("first") and house.cached("again") == 24
+    assert house.traces[-1].shared == 24, "what was not read is not remembered"
 
 
 @pytest.mark.parametrize("leave", [Stop, Cancel])
