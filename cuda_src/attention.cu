@@ -46,6 +46,7 @@ template <int HD, int COLUMNS, bool F16 = false> struct Shared {
   i8 codes[Head<HD>::GROUPS][COLUMNS][SPLIT];
   float code_scales[Head<HD>::GROUPS][COLUMNS][SPLIT / 32];
   float m[COLUMNS], l[COLUMNS], keep[COLUMNS], add[COLUMNS];
+  float keeps[COLUMNS][WARP], adds[COLUMNS][WARP];  // of 32 splits that are folded
   int is_last;
 };
 

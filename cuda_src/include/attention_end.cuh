@@ -24,20 +24,44 @@ __device__ __forceinline__ void for_each(float (&acc)[(HD + 63) / 64][COLUMNS / 
       }
 }
 
+// The largest of the values of this lane and those before it.
+__device__ __forceinline__ float running_max(float value) {
+  for (int step = 1; step < WARP; step *= 2) value = fmaxf(value, __shfl_up_sync(ALL_LANES, value, step));
+  return value;
+}
+
 // Folds the partial results of all splits of this tile's row, in rising order, by the same operations as a block folds its own.
+//
+// First, for 32 splits at once, what sums are multiplied with: a lane has a split, those that are left over the last one (a largest score is
+// the same in whatever order it is found).
+// Then each thread adds up its dimensions. Were it one loop, exponentials would take most of its time, again for every dimension.
 template <int HD, int COLUMNS, bool F16>
 __device__ __forceinline__ void fold_partials(const float* partial, int columns, int splits, int max_splits, Shared<HD, COLUMNS, F16>& shared) {
-  for (int work = threadIdx.x; work < columns * HD; work += THREADS) {
-    int column = work / HD, dim = work % HD;
-    const float* from = partial + (i64)column * max_splits * (HD + 2);
-    float m = -INFINITY, l = 0.0f, acc = 0.0f;
-    for (int split = 0; split < splits; split++, from += HD + 2) {
-      float largest = load_fresh(from + HD), now = fmaxf(m, largest);
-      float keep = expf(m - now), add = expf(largest - now);
-      l = l * keep + load_fresh(from + HD + 1) * add;
-      acc = acc * keep + load_fresh(from + dim) * add;
-      m = now;
+  int lane = lane_id();
+  for (int c = threadIdx.x; c < columns; c += THREADS) shared.m[c] = -INFINITY, shared.l[c] = 0.0f;
+  __syncthreads();
+  for (int base = 0; base < splits; base += WARP) {
+    int count = min(WARP, splits - base);
+    for (int column = warp_id(); column < columns; column += WARPS) {
+      const float* from = partial + ((i64)column * max_splits + base + min(lane, count - 1)) * (HD + 2) + HD;
+      float largest = load_fresh(from), sum = load_fresh(from + 1), before = shared.m[column], l = shared.l[column];
+      float now = running_max(fmaxf(before, largest)), earlier = __shfl_up_sync(ALL_LANES, now, 1);
+      float keep = expf((lane > 0 ? earlier : before) - now), add = expf(largest - now);
+      for (int i = 0; i < count; i++)
+        l = l * __shfl_sync(ALL_LANES, keep, i) + __shfl_sync(ALL_LANES, sum, i) * __shfl_sync(ALL_LANES, add, i);
+      shared.keeps[column][lane] = keep;
+      shared.adds[column][lane] = add;
+      if (lane == WARP - 1) shared.m[column] = now, shared.l[column] = l;
     }
-    shared.scores[column][dim] = acc / l;
+    __syncthreads();
+    for (int work = threadIdx.x; work < columns * HD; work += THREADS) {
+      int column = work / HD, dim = work % HD;
+      const float* from = partial + ((i64)column * max_splits + base) * (HD + 2) + dim;
+      float acc = base > 0 ? shared.scores[column][dim] : 0.0f;
+#pragma unroll 8
+      for (int i = 0; i < count; i++) acc = acc * shared.keeps[column][i] + load_fresh(from + i * (HD + 2)) * shared.adds[column][i];
+      shared.scores[column][dim] = base + count < splits ? acc : acc / shared.l[column];
+    }
+    __syncthreads();
   }
 }

@@ -5,6 +5,7 @@ template <int HD, int COLUMNS> struct Shared<HD, COLUMNS, true> {
   float scores[COLUMNS][SPLIT];  // and, at the end, the results [COLUMNS][HD]
   u16 weights[COLUMNS][SPLIT];
   float m[COLUMNS], l[COLUMNS], keep[COLUMNS], add[COLUMNS];
+  float keeps[COLUMNS][WARP], adds[COLUMNS][WARP];  // of 32 splits that are folded
   int is_last;
 };
 

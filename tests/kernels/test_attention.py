@@ -8,7 +8,7 @@ import pytest
 
 from strata.kernels.attention import allocate_splits, attention
 from strata.kernels.pages import Pages, PageShape, RowPlaces, scale_group
-from strata.kernels.store_heads import HeadNorms, allocate_queries, store_heads
+from strata.kernels.store_heads import HeadNorms, Queries, allocate_queries, store_heads
 from strata.kernels.tensors import Activations
 from tests.kernels import twins
 
@@ -20,10 +20,10 @@ MAX_PAGES, SLOTS = 12, 3
 class Cache:
     """A pool with one stage's layers, and page tables of a few slots with their pages out of order."""
 
-    def __init__(self, bench, rng, head_dim, kv_heads, page_tokens=64):
-        self.bench, self.shape = bench, PageShape(2, kv_heads, head_dim, page_tokens)
-        self.pages = Pages(self.shape, bench.empty((SLOTS * MAX_PAGES, self.shape.page_bytes), np.int8))
-        self.tables = rng.permutation(SLOTS * MAX_PAGES).astype(np.int32).reshape(SLOTS, MAX_PAGES)
+    def __init__(self, bench, rng, head_dim, kv_heads, page_tokens=64, max_pages=MAX_PAGES):
+        self.bench, self.shape, self.max_pages = bench, PageShape(2, kv_heads, head_dim, page_tokens), max_pages
+        self.pages = Pages(self.shape, bench.empty((SLOTS * max_pages, self.shape.page_bytes), np.int8))
+        self.tables = rng.permutation(SLOTS * max_pages).astype(np.int32).reshape(SLOTS, max_pages)
 
     def places(self, slots, positions):
         put = self.bench.put
@@ -36,13 +36,13 @@ class Cache:
         pool = self.bench.get(self.pages.data).reshape(-1, shape.layers, shape.kv_heads, shape.head_bytes)
         heads = pool[self.tables[slot], layer]
         keys, values, scales = np.split(heads, [tokens * shape.head_dim, 2 * tokens * shape.head_dim], axis=-1)
-        scales = np.ascontiguousarray(scales).view(np.float16).reshape(MAX_PAGES, shape.kv_heads, 2, -1)
-        keys = keys.reshape(MAX_PAGES, shape.kv_heads, tokens, shape.head_dim)
-        values = values.reshape(MAX_PAGES, shape.kv_heads, shape.head_dim, tokens).swapaxes(2, 3)
-        key_scales = scales[:, :, 0].reshape(MAX_PAGES, shape.kv_heads, tokens, groups)
-        value_scales = scales[:, :, 1].reshape(MAX_PAGES, shape.kv_heads, groups, tokens).swapaxes(2, 3)
-        flat = [x.swapaxes(1, 2).reshape(MAX_PAGES * tokens, shape.kv_heads, -1)[:length] for x in (keys, key_scales, values, value_scales)]
-        return flat
+        scales = np.ascontiguousarray(scales).view(np.float16).reshape(self.max_pages, shape.kv_heads, 2, -1)
+        keys = keys.reshape(self.max_pages, shape.kv_heads, tokens, shape.head_dim)
+        values = values.reshape(self.max_pages, shape.kv_heads, shape.head_dim, tokens).swapaxes(2, 3)
+        key_scales = scales[:, :, 0].reshape(self.max_pages, shape.kv_heads, tokens, groups)
+        value_scales = scales[:, :, 1].reshape(self.max_pages, shape.kv_heads, groups, tokens).swapaxes(2, 3)
+        planes = (keys, key_scales, values, value_scales)
+        return [plane.swapaxes(1, 2).reshape(self.max_pages * tokens, shape.kv_heads, -1)[:length] for plane in planes]
 
 
 def turned(x, turns):
@@ -196,6 +196,35 @@ def test_a_row_of_a_prompt_has_the_bits_of_a_decode_row_in_any_company(bench, rn
         if slot == 0:
             np.testing.assert_array_equal(together[0][place, :used], prompt[0][row, :used])
             np.testing.assert_array_equal(together[1][place, : used // 32], prompt[1][row, : used // 32])
+
+
+@pytest.mark.parametrize("head_dim, group", [(64, 2), (96, 3), (256, 10)])
+def test_a_long_context_is_folded_as_a_prompt_folds_it(one_bench, rng, head_dim, group):
+    """35 splits and more, more than a warp has lanes; the largest score comes early or late. To the bit, whatever the grid."""
+    cache = Cache(one_bench, rng, head_dim, 1, max_pages=265)
+    data = rng.integers(-128, 128, cache.pages.data.shape, dtype=np.int8)
+    codes = 2 * 64 * head_dim
+    heads = data.reshape(-1, 2, cache.shape.head_bytes)[..., codes:]
+    heads[...] = rng.uniform(0.002, 0.02, (*heads.shape[:2], heads.shape[2] // 2)).astype(np.float16).view(np.int8)
+    cache.pages = Pages(cache.shape, one_bench.put(data))
+    groups = head_dim // scale_group(head_dim)
+    queries = Queries(
+        one_bench.put(rng.integers(-127, 128, (1, group, head_dim), dtype=np.int8)),
+        one_bench.put(rng.uniform(0.0005, 0.002, (1, group, groups)).astype(f32)),
+    )
+    used, largest = group * head_dim, set()
+    for length in (8192, 8193, 8900, 16640):
+        places, prompt = cache.places([1], [length - 1]), outputs(cache, 1, group)
+        attention(one_bench.device, queries, places, 1, cache.pages, None, prompt, one_bench.stream)
+        for context in (length, 16960):
+            got_codes, got_meta = run_decode(cache, queries, places, 1, group, context)
+            np.testing.assert_array_equal(got_codes[0, :used], one_bench.get(prompt.codes)[0, :used])
+            np.testing.assert_array_equal(got_meta[0, : used // 32], one_bench.get(prompt.meta)[0, : used // 32])
+        keys, scales, *_ = (x.astype(f32) for x in cache.stored(1, 1, length))
+        whole = np.repeat(scales, head_dim // groups, axis=-1)[:, 0] * keys[:, 0]
+        turned_queries = one_bench.get(queries.codes)[0] * np.repeat(one_bench.get(queries.scales)[0], head_dim // groups, axis=-1)
+        largest |= set(np.argmax(whole @ turned_queries.T, axis=0) // 256)
+    assert min(largest) < 32 <= max(largest)
 
 
 def test_a_broken_key_breaks_the_rows_that_see_it_and_no_other(bench, rng):

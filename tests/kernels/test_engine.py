@@ -3,6 +3,8 @@
 Logits differ from the CPU's because activations, keys and values are int8: for the tiny model (logits' standard deviation 1.3) by
 0.05 rms; a wrong scale, order or position would show as 0.5 and more."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -105,6 +107,20 @@ def test_a_prompt_row_decoded_alone_or_in_a_batch_has_the_same_bits(tiny):
     for place in range(5):
         rows = others[:place] + [(tokens[69], 69, pages)] + others[place:]
         np.testing.assert_array_equal(tiny.step(*rows)[place], whole[69])
+
+
+def test_a_row_has_the_same_bits_in_windows_of_every_size():
+    """The whole layer, with pad rows where a size has no graph of its own; on a GPU at every place."""
+    tokens = random_ids(40, 7)
+    with DeviceStages(TINY, facts=replace(FACTS, max_rows=32)) as stages:
+        stages.read(tokens[:39], pages_for(1, first=4))
+        stages.read(random_ids(20, 8), pages_for(1, first=5))
+        row, other = (tokens[39], 39, pages_for(1, first=4)), (9, 11, pages_for(1, first=5))
+        alone = stages.step(row)[0]
+        for count in range(2, 33) if ON_GPU else (2, 7, 9, 13, 32):
+            for place in range(count) if ON_GPU else (0, count - 1):
+                rows = [other] * place + [row] + [other] * (count - 1 - place)
+                np.testing.assert_array_equal(stages.step(*rows)[place], alone, err_msg=f"row {place} of {count}")
 
 
 def test_a_layer_split_changes_no_bit(tiny):

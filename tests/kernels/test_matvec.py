@@ -11,6 +11,7 @@ from strata.weights.formats import BY_NAME
 from strata.weights.layouts import LAYOUTS, expand
 from strata.weights.recode import layouts_for, recode
 from tests.kernels import twins
+from tests.kernels.devices import ON_GPU
 
 pytestmark = pytest.mark.cxx
 
@@ -69,7 +70,7 @@ def test_matvec_and_matmul_are_the_twin(bench, rng, layout):
 @pytest.mark.parametrize("layout", INTEGER)
 def test_a_row_has_the_same_bits_alone_and_in_any_company(one_bench, rng, layout):
     """Few rows (dp4a) and many (matrix units), every place, neighbours that are NaN. Every batch size for one layout; what differs
-    between layouts is how weights are read, which the sizes do not touch."""
+    between layouts is how weights are read, which the sizes do not touch. On a GPU every size and place of all of them."""
     bench, columns = one_bench, 512
     matrix = put(bench, weights(rng, layout, 32, columns))
     row = rng.standard_normal(columns).astype(np.float32)
@@ -79,8 +80,10 @@ def test_a_row_has_the_same_bits_alone_and_in_any_company(one_bench, rng, layout
     sizes = [(8, matvec), (1, matmul), (40, matmul)]
     if layout == "odd4":
         sizes = [(count, matvec) for count in range(2, 9)] + [(count, matmul) for count in (1, 8, 9, 17, 32, 64, 65)]
+    if ON_GPU:
+        sizes = [(count, matvec if count <= 8 else matmul) for count in range(2, 33)] + [(1, matmul), (8, matmul), (65, matmul)]
     for count, launch in sizes:
-        for place in range(count) if count <= 8 else (0, 7, 8, count - 1):
+        for place in range(count) if count <= (32 if ON_GPU else 8) else (0, 7, 8, count - 1):
             x = np.broadcast_to(row, (count, columns)).copy()
             x[np.arange(count) != place] = rng.standard_normal((count - 1, columns)) * 1e3
             codes, meta = twins.quantize(x)

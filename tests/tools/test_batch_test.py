@@ -32,13 +32,17 @@ def drafting_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return rewritten("glm4moe-accept-some-iq3s", tmp_path_factory.mktemp("model") / "model.gguf", exact)
 
 
-async def checked(wanted: Answers | None = None, tokens: int = 24, long: int = 300, requests: int = 5, **settings: Any) -> Answers:
+async def checked(
+    wanted: Answers | None = None, tokens: int = 24, long: int = 300, requests: int = 5, rounds: int = 1, **settings: Any,
+) -> Answers:  # fmt: skip
     """The answers of a server with these settings; they are the wanted ones, alone and together."""
-    options = Namespace(requests=requests, tokens=tokens, long=long, seed=1, rounds=1)
-    async with serving(threads=2, chunk=128, **settings) as served:
+    options = Namespace(requests=requests, tokens=tokens, long=long, seed=1, rounds=rounds)
+    async with serving(**{"threads": 2, "chunk": 128, **settings}) as served:
         answers, found = await check_server(served.url, options, str(settings), wanted)
         served.manager.machine.check_integrity()
+        counters = served.view().counters
     assert found == []
+    assert "kv_memory_mib" not in settings or counters.parked, "memory was to be short"
     return answers
 
 
@@ -75,16 +79,24 @@ async def test_no_split_and_no_groups_change_a_token_on_the_emulated_device() ->
     await checked(one, **small, layer_split=(1, 2, 3), devices=("1", "0", "1", "0"), batch_groups=4, rows="prefix")
 
 
-@pytest.mark.parametrize("stages, groups, rows", [(1, None, "compact"), (2, 2, "prefix"), (4, None, "compact")])
+SHORT: dict[str, Any] = {"kv_memory_mib": 4, "conversation_cache_mib": 64, "context": 400, "rounds": 2}
+"""Memory for one conversation and a little: others are parked, and restored where they go on."""
+
+
+@pytest.mark.parametrize("stages, groups, rows, more", [
+    (1, None, "compact", {}), (2, 2, "prefix", {}), (4, None, "compact", {}), (2, 4, "compact", {**SHORT, "batch": 4}),
+    pytest.param(4, 4, "prefix", {**SHORT, "chunk": 32}, marks=nightly), pytest.param(3, 1, "prefix", {**SHORT, "batch": 6}, marks=nightly),
+])  # fmt: skip
 async def test_drafts_change_no_token(
-    stages: int, groups: int | None, rows: str, drafting_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    stages: int, groups: int | None, rows: str, more: dict[str, Any], drafting_model: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """As many drafts as can be, whatever they cost; from the model's head and from the slots' own text."""
+    """As many drafts as can be, whatever they cost; from the model's head and from the slots' own text; also where histories move."""
     monkeypatch.setattr(speculation, "choose", lambda slots, cost: [DraftLimits(len(slot.mtp), len(slot.lookup)) for slot in slots])
     if not drafting_answers:
         drafting_answers.update(await checked(model=drafting_model, batch_groups=1))
     capsys.readouterr()
-    await checked(drafting_answers, model=drafting_model, spec=4, **settings_of(stages, groups, rows))
+    await checked(drafting_answers, model=drafting_model, spec=4, **settings_of(stages, groups, rows), **more)
     found = re.search(r"equal; (\d+) of (\d+) drafts accepted", capsys.readouterr().out)
     assert found and 20 < int(found[1]) < int(found[2])
 
