@@ -206,7 +206,10 @@ class SlotMachine:
     # ---- seats
 
     def _seat_waiting(self) -> None:
-        """Seat whoever can be seated, in order of arrival; a request that must wait for something of its own lets others pass."""
+        """Seat whoever can be seated, in order of arrival; a request that must wait for something of its own lets others pass.
+
+        A preempted one always fits the pool again: it made way for a request that had a page of its own, which is room for its next token.
+        """
         desk = self.desk
         if not desk.may_seat or not desk.queue:
             return
@@ -217,9 +220,6 @@ class SlotMachine:
             if run.is_waiting_for_prefix():
                 continue
             preempted = run.state is RequestState.PREEMPTED
-            if preempted and self.memory.pages_for(run.reserve) > self.memory.num_usable:
-                desk.finish(run, "length")
-                continue
             # One page for every running request stays free, or the one that comes back would soon be preempted again.
             headroom = sum(slot.run is not None for slot in self.slots) if preempted else 0
             verdict = self.seating.try_seat(run, desk.now, headroom)

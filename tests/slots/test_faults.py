@@ -81,7 +81,7 @@ def test_a_preempted_request_whose_image_is_lost_reads_its_text_again() -> None:
     house = House(SlotPolicy(slots=2), num_pages=20)
     for name in "ab":
         house.now += 1
-        house.ask(name, (ord(name),) * 8, max_tokens=40)
+        house.ask(name, (ord(name), *range(7)), max_tokens=40, prompt_logprobs=0)
     lost = 0
     while not house.engine.is_idle:
         if house.engine.copies:
@@ -92,6 +92,7 @@ def test_a_preempted_request_whose_image_is_lost_reads_its_text_again() -> None:
             house.land()
     for name in "ab":
         house.check(name)
+        assert house.logprobs[name] == list(range(7)), "delivered once"
     assert lost and house.machine.counters.evictions["copy_failed"] == 1
 
 

@@ -128,6 +128,7 @@ def test_a_deadline_in_the_queue() -> None:
     house.ask("a", PROMPT, max_tokens=100)
     house.ask("patient", PROMPT, deadline=50.0)
     house.ask("hurried", PROMPT)
+    house.ask("most patient", PROMPT, deadline=60.0)
     assert house.machine.wake_at() == 5.0
     house.now = 4.0
     house.send(Tick())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from strata.errors import QueueFull
 from strata.request import Placement
 from strata.slots.policy import SlotPolicy
 from tests.slots.house import House
@@ -60,6 +63,30 @@ def test_who_lacks_pages_is_not_passed_because_somebody_reads_what_it_can_borrow
     for name in ("reader", "blocked", "later"):
         house.check(name)
     assert house.cached("blocked") == 8
+
+
+def test_a_history_that_was_used_again_is_not_the_least_recently_used() -> None:
+    house = House(SlotPolicy(slots=4), num_pages=10)
+    for name in "aba":
+        house.now += 1
+        number = len(house.requests)
+        house.chat(f"{name}{number}", (ord(name),) * 9)
+    house.chat("third", (3,) * 9)
+    assert house.machine.counters.evictions["memory"] == 1
+    house.chat("a3", (ord("a"),) * 9)
+    assert house.cached("a3") == 8
+
+
+def test_the_refusal_knows_how_long_answers_take() -> None:
+    house = House(SlotPolicy(slots=1, queue_limit=1))
+    for number in range(30):
+        house.ask(f"slow{number}", (number,) * 3, max_tokens=1)
+        house.land(20.0)
+    house.ask("sits", (50,))
+    house.ask("waits", (51,))
+    with pytest.raises(QueueFull) as caught:
+        house.ask("refused", (52,))
+    assert 30 < (caught.value.retry_after or 0) <= 40, "two before it, of nearly 20 s each"
 
 
 def test_a_group_without_pages_gets_them_though_the_last_group_wants_none() -> None:

@@ -91,6 +91,17 @@ def test_overtaking_is_bounded() -> None:
     assert places == [*range(places[0], places[0] + 1), *range(4, 11)], f"overtaken three times, then in one go: {order}"
 
 
+def test_only_who_came_later_overtakes() -> None:
+    house = House(SlotPolicy(slots=4, max_overtaken=1))
+    house.ask("old", tuple(range(16)), max_tokens=1)
+    house.ask("long", (7,) * 60, max_tokens=1)
+    house.land()
+    house.ask("short", (9,) * 4, max_tokens=1)
+    house.run()
+    order = [window.segments[0].request_id for window in house.windows]
+    assert order[:4] == ["old", "old", "short", "long"], "two chunks of an older prompt are nothing to be patient about"
+
+
 def test_a_cancel_takes_effect_between_chunks() -> None:
     house = House()
     house.ask("long", tuple(range(100)))
@@ -147,15 +158,16 @@ def test_every_group_has_one_window_in_flight() -> None:
         house.check(f"d{number}")
 
 
-def test_more_slots_than_rows_take_turns() -> None:
-    house = House(SlotPolicy(slots=5), max_rows=2, num_pages=200)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_more_slots_than_rows_take_turns(rows: int) -> None:
+    house = House(SlotPolicy(slots=5), max_rows=rows, num_pages=200)
     decoders(house, 5)
     start = len(house.windows)
     for _ in range(25):
         house.land()
-    rows = [segment.request_id for window in house.windows[start:] for segment in window.segments]
-    counts = [rows.count(f"d{number}") for number in range(5)]
-    assert sum(counts) == 50 and max(counts) - min(counts) <= 1
+    names = [segment.request_id for window in house.windows[start:] for segment in window.segments]
+    counts = [names.count(f"d{number}") for number in range(5)]
+    assert sum(counts) == 25 * rows and max(counts) - min(counts) <= 1
     house.run()
     for number in range(5):
         house.check(f"d{number}")
