@@ -149,5 +149,8 @@ def test_rows_that_are_short_are_shared_out(wanted: list[int], rows: int, first:
     shares = share_rows(wanted, rows, first % len(wanted))
     assert all(0 <= share <= one for share, one in zip(shares, wanted))
     assert sum(shares) == min(rows, sum(wanted)), "all of them are used"
+    assert share_rows(wanted[first % len(wanted):] + wanted[:first % len(wanted)], rows, 0) == [
+        shares[(first + place) % len(wanted)] for place in range(len(wanted))
+    ], "what cannot be shared evenly goes round from the first"
     cut = [share for share, one in zip(shares, wanted) if share < one]
     assert not cut or max(shares) <= min(cut) + 1, "nobody gets two more than somebody who wanted them too"

@@ -278,7 +278,7 @@ def test_only_a_window_that_was_alone_from_end_to_end_tells_what_lies_between_st
             trips.append(trip)
 
     house.machine.scheduler.grouping.times = Watched()
-    house.ask("one", (1, 2, 3), max_tokens=20)
+    house.ask("one", (1, 2, 3), max_tokens=40)
     house.land()
     house.land()
     assert trips == [pytest.approx(2.502)], "the prompt's window had left before this one was sent"
@@ -288,3 +288,10 @@ def test_only_a_window_that_was_alone_from_end_to_end_tells_what_lies_between_st
     house.land()
     house.land()
     assert trips[2] is None, "it was sent while the chunk was on its way"
+    while "two" not in house.ended:
+        house.land()
+    trips.clear()
+    house.ask("three", (7, 8, 9), max_tokens=1)
+    while "three" not in house.ended or len(trips) < 2:
+        house.land()
+    assert trips == [None, None], "the second was sent behind the chunk, though nothing came after it"

@@ -133,6 +133,7 @@ def test_expiry_takes_the_oldest_expired_else_the_shortest(rows: list[tuple[int,
 def test_the_eviction_rule_is_the_same_for_pages_and_seats() -> None:
     assert eviction_key(9, 1.0, 10.0, 0.0) < eviction_key(1, 2.0, 10.0, 0.0)
     assert eviction_key(9, 1.0, 10.0, 20.0) > eviction_key(1, 2.0, 10.0, 20.0)
+    assert eviction_key(5, 1.0, 10.0, 20.0) < eviction_key(5, 2.0, 10.0, 20.0), "as short as each other: the older one"
 
 
 def test_scan_order_goes_over_the_groups() -> None:
@@ -168,6 +169,7 @@ def test_the_shortest_rest_reads_first_until_somebody_waited_long_enough() -> No
     long, short = Reader(900, 1, 0), Reader(10, 2, 0)
     assert pick_reader([long, short], 4) == 1
     assert pick_reader([long._replace(overtaken=4), short], 4) == 0
+    assert pick_reader([short._replace(overtaken=9), long._replace(overtaken=4)], 4) == 1, "among those, in order of arrival"
     assert pick_reader([Reader(5, 7, 0), Reader(5, 3, 0)], 4) == 1, "ties go to the older"
 
 

@@ -10,6 +10,7 @@ from strata.request import Sampling
 from strata.slots.machine import SlotMachine
 from strata.slots.policy import SlotPolicy
 from tests.slots.house import House
+from tests.slots.test_grouping import Timed, unlike
 
 
 def kinds(windows: list[Window]) -> str:
@@ -156,6 +157,14 @@ def test_every_group_has_one_window_in_flight() -> None:
     house.run()
     for number in range(4):
         house.check(f"d{number}")
+
+
+def test_groups_do_not_join_where_no_window_holds_them_all() -> None:
+    house = Timed(unlike, SlotPolicy(slots=8, groups=0), num_stages=2, num_pages=400, max_rows=7)
+    for number in range(6):
+        house.ask(f"r{number}", (number, 1, 2), max_tokens=150)
+    house.run()
+    assert house.machine.scheduler.grouping.changes == 0
 
 
 @pytest.mark.parametrize("rows", [1, 2])
