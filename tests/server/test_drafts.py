@@ -26,7 +26,7 @@ class DraftingEngine(ScriptedEngine):
     def __init__(self, good: int, is_manual: bool = False) -> None:
         super().__init__(says(tokens(TEXT), END), CONTEXT, is_manual)
         self.good = good
-        self.right: list[int] = []  # places of answers whose token had been drafted
+        self.foreseen: list[int] = []  # places of answers whose token had been drafted
         self.facts = replace(self.facts, max_drafts=3, draft_sources=("mtp", "lookup"))
 
     def _result(self, segment: Segment) -> SegmentResult:
@@ -39,7 +39,7 @@ class DraftingEngine(ScriptedEngine):
         accepted = next((row for row, draft in enumerate(segment.tokens[-segment.num_drafts:]) if draft != picks[row]), 0)
         if segment.num_drafts and list(segment.tokens[-segment.num_drafts:]) == picks[:-1]:
             accepted = segment.num_drafts
-        self.right += range(place, place + accepted)
+        self.foreseen += range(place, place + accepted)
         picks, wanted = picks[:accepted + 1], segment.sampling.logprobs
         logprobs = tuple(distribution(token, place + row, wanted) for row, token in enumerate(picks)) if wanted >= 0 else ()
         source = "lookup" if place % 5 == 0 else "mtp"
@@ -98,7 +98,7 @@ async def test_drafts_behind_a_stop_string_were_not_accepted_for_the_answer(last
     answer = (await World(engine=engine).post(PATH, body)).json
     length, right = answer["usage"]["completion_tokens"], answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
     assert answer["choices"][0]["finish_reason"] == "stop" and length <= last
-    assert right == answer["timings"]["draft_n_accepted"] == sum(place < length for place in engine.right) < length
+    assert right == answer["timings"]["draft_n_accepted"] == sum(place < length for place in engine.foreseen) < length
 
 
 async def test_every_count_of_drafts_is_the_same_number(caplog: pytest.LogCaptureFixture) -> None:
