@@ -172,7 +172,6 @@ class Books:
         self.http(COMPLETIONS, 500)
         self.ended("error", 0, 0, 0, 0)
         self.seated("none")
-        self.add("strata_evictions_total", reason="error")
         self.add("strata_refused_total", reason="engine")
 
     async def refused(self, path: str, body: dict[str, Any], status: int, reason: str) -> None:
