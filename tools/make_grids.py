@@ -1,14 +1,12 @@
 """Write strata/weights/grids.npz, the codebooks of the IQ formats, from the ``gguf`` package (a test dependency).
 
-    python tools/make_grids.py [FILE]
-
 The tables are facts of the GGUF format. The file is written the same byte for byte each time with one NumPy version; tests compare
 the arrays.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,8 @@ def make_grids() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else TARGET
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", nargs="?", type=Path, default=TARGET)
+    path = parser.parse_args().file
     np.savez_compressed(path, **make_grids())
     print(f"{path}: {path.stat().st_size} bytes")

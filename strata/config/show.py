@@ -75,7 +75,8 @@ Every setting has a flag, an environment name and a config key. Where more than 
 5. the default, which for a few settings follows a variable of the system that their row names (`CXX`).
 
 `--print-config` shows each value and where it came from, `--check` opens the model too and shows the memory plan. A key, flag
-or `STRATA_*` name that is unknown, or a value out of its range, refuses to start and names the nearest name or the range.
+or `STRATA_*` name that is unknown, or a value out of its range, refuses to start and names the nearest name
+(for llama.cpp's, vLLM's or SGLang's name of a setting, ours) or the range.
 
 The config file (`--config FILE`) is one JSON object in UTF-8. Keys are the flags with underscores; those of the group
 *Sampling defaults* stand in an object `sampling`. `args` may hold a list of flags, `null` means not set, and relative paths

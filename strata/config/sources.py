@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.config.kinds import Switch
+from strata.config.peers import OURS
 from strata.config.settings import TABLE
 from strata.config.table import Row, env_of, flag_of
 from strata.errors import SettingError
@@ -58,9 +59,16 @@ def refused(row: Row, origin: str, value: object) -> SettingError:
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
-    """What to try in place of an unknown word."""
-    near = difflib.get_close_matches(word, list(known), n=1)
+    """What to try in place of an unknown word: what a peer's name is called here, else the nearest spelling."""
+    names = list(known)
+    ours = OURS.get(_bare(word))
+    near = [name for name in names if _bare(name) == ours] or difflib.get_close_matches(word, names, n=1)
     return f"did you mean {near[0]}?" if near else otherwise
+
+
+def _bare(name: str) -> str:
+    """The setting that a flag, a variable or a key names."""
+    return name.lstrip("-").removeprefix("STRATA_").replace("-", "_").lower()
 
 
 def read_command_line(words: Sequence[str], where: str = "") -> tuple[Givens, list[str]]:

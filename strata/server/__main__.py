@@ -35,7 +35,7 @@ def main() -> int:
     elif loaded.mode == "version":
         print(f"strata {__version__}")
     elif loaded.mode == "print_config":
-        print(printed(loaded), end="")
+        print(printed(loaded))
     else:
         # Only now: numpy and the rest take time, and --help needs none of them.
         from strata.app import check_only, run

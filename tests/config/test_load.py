@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from strata.config import TABLE, Settings, check, help_text, load, printed
+from strata.config.peers import OURS
+from strata.config.table import flag_of
 from strata.errors import SettingError
 
 
@@ -40,6 +42,9 @@ def from_file(path: Path, content: object) -> Settings:
         (["--bacth", "3"], ["--bacth", "did you mean --batch?"]),
         (["--max_body_mib=3"], ["did you mean --max-body-mib?"]),
         (["--qqq"], ["unknown", "see --help"]),
+        (["--ctx-size", "4096"], ["--ctx-size: unknown; did you mean --context?"]),
+        (["--batch-size=64"], ["did you mean --chunk?"]),
+        (["-ngl", "99"], ["-ngl: unknown; did you mean --device?"]),
         (["3"], ["3", "--name value"]),
         (["--batch", "300"], ["--batch", "300", "whole number from 1 to 256 (slots)"]),
         (["--batch=0"], ["--batch", "from 1 to 256"]),
@@ -68,6 +73,7 @@ def test_a_wrong_command_line_is_named(argv: list[str], words: list[str]) -> Non
     ("environ", "words"),
     [
         ({"STRATA_BATHC": "3"}, ["STRATA_BATHC in the environment", "did you mean STRATA_BATCH?"]),
+        ({"STRATA_MAX_MODEL_LEN": "3"}, ["did you mean STRATA_CONTEXT?"]),
         ({"STRATA_SLOT_EXPIRE": "3"}, ["did you mean STRATA_SLOT_EXPIRE_S?"]),
         ({"STRATA_SLOT_EXPIRE_S": "long"}, ["STRATA_SLOT_EXPIRE_S in the environment", "'long'", "0 to 31536000 (seconds)"]),
         ({"STRATA_BATCH": "3", "STRATA_PARALLEL": "4"}, ["STRATA_PARALLEL", "contradicts STRATA_BATCH"]),
@@ -90,6 +96,8 @@ def test_other_programs_variables_and_the_tests_own_are_none_of_our_business() -
         ({"batsh": 2}, ["did you mean batch?"]),
         ({"batch-decode-share": 0.2}, ["did you mean batch_decode_share?"]),
         ({"smapling": {}}, ["did you mean sampling?"]),
+        ({"max_num_seqs": 2}, ["did you mean batch?"]),
+        ({"sampling": {"temp": 1}}, ["sampling.temp in", "did you mean temperature?"]),
         ({"sampling": {"temprature": 1}}, ["sampling.temprature in", "did you mean temperature?"]),
         ({"temperature": 1}, ["temperature in", "'sampling' object"]),
         ({"batch": "8"}, ["batch in", "'8'", "whole number from 1 to 256"]),
@@ -215,3 +223,10 @@ def test_help_names_every_flag_with_its_default() -> None:
         assert (f"  {row.flag} " if row.flag else row.env) in text
         assert row.meaning.split()[0] in text
     assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def test_names_of_other_servers_lead_to_settings_of_this_one() -> None:
+    taken = {name for row in TABLE for name in row.names}
+    for peer, ours in OURS.items():
+        assert peer not in taken, f"{peer} is a setting here, so nobody is ever told of {ours}"
+        assert f"did you mean {flag_of(ours)}?" in message(f"-{peer}" if len(peer) < 4 else flag_of(peer), "1")

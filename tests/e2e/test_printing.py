@@ -14,6 +14,13 @@ from tests.e2e.process import ROOT, launched
 from tests.e2e.serving import COMPLETIONS, completion, some_tokens
 
 
+@pytest.mark.parametrize("mode", ["--help", "--version", "--print-config"])
+def test_what_is_printed_ends_its_last_line(mode: str) -> None:
+    """Or the shell's prompt, or the next file of a ``cat``, stands behind it."""
+    done = subprocess.run([sys.executable, "-m", "strata.server", mode], cwd=ROOT, capture_output=True, timeout=120, check=True)
+    assert done.stdout.endswith(os.linesep.encode()) and not done.stdout.endswith(2 * os.linesep.encode())
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGPIPE")
 @pytest.mark.parametrize("mode", ["--help", "--version", "--print-config"])
 def test_a_reader_that_leaves_is_no_error(mode: str) -> None:
