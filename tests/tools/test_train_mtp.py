@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="tools/train_mtp needs torch, which 
 
 from strata.weights.gguf import GGUFFile  # noqa: E402
 from tests.house.source import ROOT  # noqa: E402
-from tools.train_mtp import evaluate, export, generate, head, prompts, topics, train, trunk  # noqa: E402
+from tools.train_mtp import divergence, evaluate, export, generate, head, prompts, topics, train, trunk  # noqa: E402
 from tools.train_mtp.held_out import Text  # noqa: E402
 
 SIZES = trunk.Sizes(width=32, heads=4, kv_heads=2, eps=1e-5, base=10000.0)
@@ -57,6 +57,25 @@ class SlowBlock:
         gate = self.w["ffn_gate"] @ f
         x = x + self.w["ffn_down"] @ (gate / (1 + np.exp(-gate)) * (self.w["ffn_up"] @ f))
         return self.norm(x, "nextn.shared_head_norm")
+
+
+def test_the_loss_and_its_slope_are_those_of_torch() -> None:
+    torch.manual_seed(0)
+    rows = 2 * divergence.ROWS + 7
+    output, known, result = torch.randn(90, 32), torch.randn(rows, 32), torch.randn(rows, 32, requires_grad=True)
+    target = divergence.distributions(known, output)
+    assert torch.allclose(target, (known @ output.T).softmax(dim=-1), atol=1e-6)
+    slopes = []
+    for loss in (
+        divergence.divergence(result, target, output),
+        torch.nn.functional.kl_div((result @ output.T).log_softmax(dim=-1), target, reduction="batchmean"),
+    ):
+        (3 * loss).backward()
+        assert result.grad is not None
+        slopes.append((loss.item(), result.grad.clone()))
+        result.grad = None
+    assert slopes[0][0] == pytest.approx(slopes[1][0], rel=1e-5)
+    assert torch.allclose(slopes[0][1], slopes[1][1], atol=1e-6)
 
 
 def test_all_chains_at_once_are_what_a_slow_drafter_gives() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
+import sys
 from pathlib import Path
 
 import torch
@@ -15,8 +17,20 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ROOT / "models/mtp-held-out.npz"
 
 
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt(3), glibc
+
+
+def keep_memory() -> None:
+    """Let the C library keep what torch frees: fresh pages for every large tensor cost a quarter of a training step. Linux with glibc."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        for limit in (MMAP_THRESHOLD, TRIM_THRESHOLD):
+            mallopt(limit, (1 << 31) - 1)
+
+
 def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
+    keep_memory()
     torch.set_num_threads(options.threads)
     options.dtype = getattr(torch, options.dtype)
     options.run(options)

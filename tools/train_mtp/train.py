@@ -20,9 +20,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, smooth_l1_loss
+from torch.nn.functional import smooth_l1_loss
 
 from tools.train_mtp.data import Batch, Stream, frequent
+from tools.train_mtp.divergence import distributions, divergence
 from tools.train_mtp.evaluate import quick
 from tools.train_mtp.export import read_head, write_head
 from tools.train_mtp.head import Head
@@ -51,16 +52,11 @@ def losses(head: Head, batch: Batch, embedding: Tensor, output: Tensor, drafts: 
     ``output``: the rows of the head matrix that the loss runs over, times SHARPEN.
     """
     results = head(embedding[batch.tokens], batch.hidden, drafts)
-    with torch.no_grad():
-        target = torch.zeros(*batch.learn.shape, len(output))
-        known = linear(batch.hidden[batch.learn], output).softmax(dim=-1, dtype=torch.float32)
-        target[batch.learn] = known
-        entropy = -(known * known.clamp_min(1e-9).log()).sum(dim=-1).mean()
+    target = distributions(batch.hidden[batch.learn], output)
     found = []
     for step, result in enumerate(results):
         wanted = chained(batch.learn, step)
-        drafted = linear(result[wanted], output).log_softmax(dim=-1, dtype=torch.float32)
-        unlike = -(target[wanted] * drafted).sum(dim=-1).mean() - entropy
+        unlike = divergence(result[wanted], target[wanted[batch.learn]], output)
         found.append(unlike + HIDDEN_WEIGHT * smooth_l1_loss(result[wanted], batch.hidden[wanted]))
     return found
 
