@@ -7,8 +7,9 @@ to 1,200 results and 10^6 multiplications). So the weights are cut into tiles of
 by one tile after the other.
 
 There a row's bits do not depend on the rows beside it, which is not relied on but tried with random numbers, for every width of matrix
-and number of rows (``tiles_for``). One row goes along twice, since NumPy would make a matrix-vector product of it. With other BLAS
-libraries and processors products.py multiplies blocks by rows.
+and number of rows (``tiles_for``). So rows may be added where more are quicker: one row goes along twice, since NumPy would make a
+matrix-vector product of it, and three with a fourth, since the kernels take rows four at a time and a rest of three in two goes. With
+other BLAS libraries and processors products.py multiplies blocks by rows.
 """
 
 from __future__ import annotations
@@ -71,6 +72,11 @@ def keeps_rows_apart(columns: int, tiles: Tiles) -> bool:
     )
 
 
+def padded(rows: int) -> int:
+    """The number of rows, no smaller, that is multiplied soonest (tools/bench_ops.py has the times)."""
+    return 2 if rows == 1 else rows + (rows % 4 == 3)
+
+
 def lots(rows: int, most: int) -> list[slice]:
     """``rows`` rows in lots of like size, at most ``most`` of them (``FEWEST`` or more); then none is a single row but of one."""
     count = -(-rows // most)
@@ -116,17 +122,19 @@ class TileFrame:
 
     def __init__(self, rows: int, weights: Floats, tiles: Tiles, pieces: int, lead: int) -> None:
         count, columns, size = weights.shape
-        self.pair = np.empty((2, columns), np.float32) if rows == 1 else None
-        into = np.empty((max(2, rows), count * size), np.float32)
+        whole = padded(rows)
+        self.rows = rows
+        self.padded = np.zeros((whole, columns), np.float32) if whole > rows else None
+        into = np.empty((whole, count * size), np.float32)
         self.out = into[:rows]
         self.steps = [list(steps(into, cut, tiles, columns)) for cut in tile_cuts(count, size, pieces, len(into), lead)]
 
     def product(self, x: Floats, weights: Floats) -> tuple[Callable[[int], object], int]:
         """Work and its pieces: out = ``x`` [rows, columns] times ``weights``."""
-        steps, pair = self.steps, self.pair
-        if pair is not None:
-            pair[:] = x
-            return lambda piece: np.matmul(pair, weights[steps[piece][0][0]], out=steps[piece][0][2]), len(steps)
+        steps = self.steps
+        if self.padded is not None:
+            self.padded[: self.rows] = x
+            x = self.padded
 
         def work(piece: int) -> None:
             for tiles, rows, into in steps[piece]:
