@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from strata.engine.device_chain import ChainRunner, Guess, Start
 from strata.engine.device_space import MOST_KEPT
@@ -19,7 +20,6 @@ from strata.engine.draft import Ask
 from strata.engine.draft_trust import Trust
 from strata.engine.draft_upload import DraftSender
 from strata.engine.results import segment_rows
-from strata.engine.sampling import GREEDY_BELOW
 from strata.messages import DraftSource, EngineFacts, Segment, SegmentResult, Tokens, Window
 
 NOTHING = -1  # instead of a hidden row's number: zeros
@@ -42,15 +42,6 @@ class Kept:
         return self.first + len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Proposed:
-    """The drafts of a slot and how sure each was (draft_trust.py)."""
-
-    request_id: str
-    drafts: Tokens
-    sorts: tuple[int, ...]
-
-
 class DeviceMtp:
     """Implements draft.Source."""
 
@@ -60,7 +51,6 @@ class DeviceMtp:
         self.trust = Trust()
         self._runner, self._sender, self._facts, self._space = runner, sender, facts, runner.ops.space
         self._kept: dict[int, Kept] = {}
-        self._proposed: dict[int, Proposed] = {}
         self._page_moves: list[tuple[int, int]] = []
 
     # ---- what a window made certain
@@ -70,13 +60,11 @@ class DeviceMtp:
         for kept in self._kept.values():
             kept.segment = None
         for (segment, first), result in zip(segment_rows(window), results, strict=True):
-            proposed = self._proposed.pop(segment.slot, None)
+            self.trust.checked(segment, result)
             if result.error or not segment.request_id:  # a pad row is nobody's
                 self._kept.pop(segment.slot, None)
                 continue
             self._keep(segment, first, len(segment.tokens) - segment.num_drafts + result.accepted)
-            if proposed is not None and segment.num_drafts:
-                self._learn(proposed, segment, result.accepted)
 
     def _keep(self, segment: Segment, first: int, certain: int) -> None:
         """The first ``certain`` tokens of ``segment``, whose rows of the window count from ``first``."""
@@ -97,14 +85,6 @@ class DeviceMtp:
             return NOTHING
         return self._space.pages_at + segment.pages[(segment.start - 1) // self._facts.page_tokens]
 
-    def _learn(self, proposed: Proposed, segment: Segment, accepted: int) -> None:
-        """What came of a slot's drafts, as far as they were checked."""
-        drafts = segment.tokens[len(segment.tokens) - segment.num_drafts :]
-        if segment.request_id != proposed.request_id or drafts != proposed.drafts[: len(drafts)]:
-            return
-        for number, sort in enumerate(proposed.sorts[: min(accepted + 1, len(drafts))]):
-            self.trust.learn(sort, number < accepted)
-
     # ---- drafts
 
     def propose(self, asks: Sequence[Ask]) -> list[Tokens]:
@@ -117,9 +97,11 @@ class DeviceMtp:
         self._runner.ops.move(parking)
         self._fill(due)
         self._runner.ops.move(paging)
-        for start, guesses in zip(starts, self._runner.run(starts) if starts else ()):
-            self._cut(start.ask.segment, guesses)
-        return [self._proposed[ask.segment.slot].drafts if ask.segment.slot in slots else () for ask in asks]
+        drafts = {
+            start.ask.segment.slot: self._cut(start.ask, guesses)
+            for start, guesses in zip(starts, self._runner.run(starts) if starts else ())
+        }
+        return [drafts.get(ask.segment.slot, ()) for ask in asks]
 
     def _start(self, ask: Ask) -> Start | None:
         """Its cells have to lie in pages that the slot has already."""
@@ -158,15 +140,11 @@ class DeviceMtp:
         ]  # fmt: skip
         self._runner.fill(rows)
 
-    def _cut(self, segment: Segment, guesses: Sequence[Guess]) -> None:
+    def _cut(self, ask: Ask, guesses: Sequence[Guess]) -> Tokens:
         """The drafts among the guesses of a chain: those before the first that is not worth a row."""
-        is_drawn = segment.sampling is not None and segment.sampling.temperature >= GREEDY_BELOW
-        drafts, sorts, chance = [], [], 1.0
-        for token, probability in guesses:
-            sort = self.trust.sort(probability, is_drawn)
-            chance *= self.trust.chance(sort)
-            if token < 0 or not self.trust.is_worth(chance, sort):
-                break
-            drafts.append(token)
-            sorts.append(sort)
-        self._proposed[segment.slot] = Proposed(segment.request_id, tuple(drafts), tuple(sorts))
+        usable = list(takewhile(lambda guess: guess[0] >= 0, guesses))
+        sorts = [self.trust.sort(probability, ask.is_drawn) for _, probability in usable]
+        count = self.trust.worth(sorts)
+        drafts = tuple(token for token, _ in usable[:count])
+        self.trust.proposed(ask.segment, drafts, sorts[:count])
+        return drafts

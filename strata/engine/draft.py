@@ -5,8 +5,8 @@ next window checks some guessed tokens beside its own; those that equal the mode
 never a token.
 
 Two sources behind one interface: the continuation of an earlier occurrence in the slot's own text (lookup.py), which is free, and the
-model's head for it (mtp.py). The first that finds something serves the slot. How many drafts are wanted is said by each segment; here
-is decided what they are.
+model's head for it (mtp.py). The first that finds something serves the slot. How many drafts are wanted at most is said by each segment; here
+is decided what they are, and which are too unlikely to be worth a row (draft_trust.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from strata.engine.sampling import GREEDY_BELOW
 from strata.messages import DraftSource, Segment, SegmentResult, Tokens, Window
 
 Floats = NDArray[np.float32]
@@ -35,6 +36,12 @@ class Ask:
     def position(self) -> int:
         """Of the last pick: where the next window's first row will be."""
         return self.segment.end - self.segment.num_drafts + len(self.picks) - 1
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether its tokens are drawn at random."""
+        sampling = self.segment.sampling
+        return sampling is not None and sampling.temperature >= GREEDY_BELOW
 
 
 class Source(Protocol):

@@ -1,12 +1,12 @@
-"""How sure a head's guess has to be: what it says of itself, corrected by what came of it.
+"""How sure a draft has to be: what its source says of it, corrected by what came of such drafts.
 
 Theory. Checking one more row costs about a tenth of a pass, making its draft less; a draft pays only if it and all before it are accepted
-often enough. The head's own probability tells good guesses from bad ones, but what it is worth differs: a well-trained head's guess of
+often enough. A head's own probability tells good guesses from bad ones, but what it is worth differs: a well-trained head's guess of
 p is accepted about p of the time where tokens are picked greedily and more often where they are drawn with shared noise (0.25 and up), and
 an untrained one's figures mean nothing. So guesses are sorted by their probability, greedy and drawn ones apart, and it is counted how
-many of each sort were accepted.
+many of each sort were accepted. What a lookup found is sorted by the length of the match (lookup.py).
 
-Rules. Every sort starts as if it had been right PRIOR times, so a head is tried before it is distrusted. Counts are halved at
+Rules. Every sort starts as if it had been right PRIOR times, so a source is tried before it is distrusted. Counts are halved at
 MOST, so they follow the text. A chain ends before the draft whose chance to be reached and accepted is below ``least``; every RETRY-th such
 draft is made nevertheless, or a sort once distrusted would stay so. Nothing here looks at a clock.
 """
@@ -14,6 +14,9 @@ draft is made nevertheless, or a sort once distrusted would stay so. Nothing her
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+from strata.messages import Segment, SegmentResult, Tokens
 
 LEAST_CHANCE = 0.12
 PRIOR = 4
@@ -30,6 +33,7 @@ class Trust:
         self._tried = [0.0] * (2 * SORTS)
         self._right = [0.0] * (2 * SORTS)
         self._refused = [0] * (2 * SORTS)
+        self._proposed: dict[int, tuple[str, Tokens, tuple[int, ...]]] = {}
 
     @staticmethod
     def sort(probability: float, is_drawn: bool) -> int:
@@ -48,6 +52,15 @@ class Trust:
         self._refused[sort] += 1
         return self._refused[sort] % RETRY == 0
 
+    def worth(self, sorts: Sequence[int]) -> int:
+        """How many drafts of a chain to make, that would be of these ``sorts``."""
+        chance = 1.0
+        for count, sort in enumerate(sorts):
+            chance *= self.chance(sort)
+            if not self.is_worth(chance, sort):
+                return count
+        return len(sorts)
+
     def learn(self, sort: int, is_right: bool) -> None:
         """A guess of this sort was checked."""
         self._tried[sort] += 1
@@ -55,3 +68,16 @@ class Trust:
         if self._tried[sort] >= MOST:
             self._tried[sort] /= 2
             self._right[sort] /= 2
+
+    def proposed(self, segment: Segment, drafts: Tokens, sorts: Sequence[int]) -> None:
+        """These drafts, and how sure each is, were given to the slot of ``segment``."""
+        self._proposed[segment.slot] = segment.request_id, drafts, tuple(sorts)
+
+    def checked(self, segment: Segment, result: SegmentResult) -> None:
+        """The slot's next window has run: learn what came of its drafts, as far as they were in it and it was all right."""
+        request_id, proposed, sorts = self._proposed.pop(segment.slot, ("", (), ()))
+        drafts = segment.tokens[len(segment.tokens) - segment.num_drafts:]
+        if result.error or not drafts or segment.request_id != request_id or drafts != proposed[:len(drafts)]:
+            return
+        for number, sort in enumerate(sorts[:min(result.accepted + 1, len(drafts))]):
+            self.learn(sort, number < result.accepted)

@@ -63,7 +63,6 @@ class MtpSource:
         self.trust = Trust()
         self._blocks, self._trunk, self._pages, self._choose = tuple(blocks), trunk, pages, choose
         self._kept: dict[int, Kept] = {}
-        self._proposed: dict[int, Chain] = {}
         self._kind: Literal["decode", "prompt"] = "decode"
 
     # ---- what a window made certain
@@ -74,14 +73,12 @@ class MtpSource:
         for kept in self._kept.values():
             kept.segment = None
         for (segment, first), result in zip(segment_rows(window), results, strict=True):
-            proposed = self._proposed.pop(segment.slot, None)
+            self.trust.checked(segment, result)
             if result.error or not segment.request_id:  # a pad row is nobody's
                 self._kept.pop(segment.slot, None)
                 continue
             certain = len(segment.tokens) - segment.num_drafts + result.accepted
             self._keep(segment, hidden[first:first + certain])
-            if proposed is not None and segment.num_drafts:
-                self._learn(proposed, segment, result.accepted)
 
     def _keep(self, segment: Segment, hidden: Floats) -> None:
         """``hidden`` of the tokens of ``segment`` that are certain."""
@@ -92,14 +89,6 @@ class MtpSource:
         kept.tokens += segment.tokens[:len(hidden)]
         kept.hidden += [self._pages.before(segment.pages, segment.start), hidden[:-1]]
         self._pages.store(segment.pages, segment.start, hidden)
-
-    def _learn(self, chain: Chain, segment: Segment, accepted: int) -> None:
-        """What came of a chain, as far as its drafts were checked."""
-        drafts = segment.tokens[len(segment.tokens) - segment.num_drafts:]
-        if segment.request_id != chain.ask.segment.request_id or drafts != chain.drafts[:len(drafts)]:
-            return
-        for number, sort in enumerate(chain.sorts[:min(accepted + 1, len(drafts))]):
-            self.trust.learn(sort, number < accepted)
 
     # ---- drafts
 
@@ -118,7 +107,8 @@ class MtpSource:
             step += 1
             kind = "decode"
             rows = [chain.rows(0 if step < len(self._blocks) else step) for chain in running]
-        self._proposed.update({chain.ask.segment.slot: chain for chain in chains})
+        for chain in chains:
+            self.trust.proposed(chain.ask.segment, chain.drafts, chain.sorts)
         return [chain.drafts for chain in chains]
 
     def _chain(self, ask: Ask) -> Chain:
@@ -143,7 +133,7 @@ class MtpSource:
         going = []
         choices = self._choose(logits, [(chain.ask, chain.drafts) for chain in running])
         for index, (chain, (token, probability)) in enumerate(zip(running, choices, strict=True)):
-            sort = self.trust.sort(probability, chain.is_drawn)
+            sort = self.trust.sort(probability, chain.ask.is_drawn)
             chain.chance *= self.trust.chance(sort)
             if token == BROKEN or not self.trust.is_worth(chain.chance, sort):
                 continue

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.engine.draft import Ask
-from strata.engine.sampling import GREEDY_BELOW
 from strata.messages import Segment, Tokens
 
 Floats = NDArray[np.float32]
@@ -62,11 +61,6 @@ class Chain:
     @property
     def drafts(self) -> Tokens:
         return tuple(self.tokens[1:])
-
-    @property
-    def is_drawn(self) -> bool:
-        sampling = self.ask.segment.sampling
-        return sampling is not None and sampling.temperature >= GREEDY_BELOW
 
     def rows(self, start: int) -> Rows:
         """Those from the ``start``-th token on."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from strata.engine.draft import Ask
 from strata.engine.lookup import MOST, Lookup, Text, continuation
-from strata.messages import DraftLimits, Segment, Tokens
+from strata.messages import DraftLimits, Segment, SegmentResult, Tokens, Window
 from strata.request import Sampling
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
@@ -83,3 +83,40 @@ def test_without_a_head_to_ask_shorter_matches_count() -> None:
     prompt = (1, 2, 3, 9, 1)
     assert Lookup().propose([ask(0, prompt, [], (2,), DraftLimits(mtp=1, lookup=3))]) == [()]
     assert Lookup().propose([ask(0, prompt, [], (2,), DraftLimits(lookup=3))]) == [(3, 9, 1)]
+
+
+COPY = tuple(range(20)) * 2  # its last tokens occurred 20 places before
+CHANCE = (*range(30), 3, 4, 5)  # a match of three tokens
+
+
+def check(lookup: Lookup, asked: Ask, drafts: Tokens, accepted: int) -> None:
+    """The slot's next window holds ``drafts``, and so many of them are right."""
+    segment = Segment(asked.segment.request_id, asked.segment.slot, 0, (0, *drafts), (0,), Sampling(), num_drafts=len(drafts))
+    picks = (*drafts[:accepted], 0)
+    lookup.observe(Window(0, "decode", 0, (segment,)), (SegmentResult(picks, accepted=accepted),))
+
+
+def test_what_short_matches_bring_is_learnt_apart_from_long_ones() -> None:
+    """Short matches that go on wrong are drafted less and less; a long one, and a short one that has grown long, to the limit."""
+    lookup, limits, given = Lookup(), DraftLimits(mtp=3, lookup=8), []
+    for number in range(60):
+        short = ask(0, CHANCE[:-1], [], CHANCE[-1:], limits, f"short{number}")
+        long = ask(1, COPY[:-1], [], COPY[-1:], limits, f"long{number}")
+        drafts = lookup.propose([short, long])
+        assert drafts[1] == tuple(range(8))
+        given.append(len(drafts[0]))
+        check(lookup, long, drafts[1], 8)
+        check(lookup, short, drafts[0], 0)
+    assert given[0] == 8 and set(given[-20:]) == {0}
+    assert sorted(given, reverse=True) == given
+
+
+def test_a_draft_that_was_never_checked_teaches_nothing() -> None:
+    """The next window of the slot is another request's, holds other drafts, or failed."""
+    lookup, limits = Lookup(), DraftLimits(lookup=8)
+    for number in range(40):
+        asked = ask(0, CHANCE[:-1], [], CHANCE[-1:], limits, f"{number}")
+        drafts, = lookup.propose([asked])
+        assert len(drafts) == 8
+        other = (ask(0, (1,), [], (1,), limits, "other"), drafts), (asked, (7, *drafts[1:])), (asked, ())
+        check(lookup, *other[number % 3], accepted=0)
