@@ -111,11 +111,11 @@ class Settings:
     spec: int = row(
         Integer(0, 16), 0, ENGINE,
         "Tokens of a slot that one pass may check: its next one and drafts behind it. Drafts change speed, never tokens, and are left off "
-        "while they do not pay. 1: no drafts. 0: 4 on the processors, and on devices where the model has a head that drafts; else 1.",
+        "while they do not pay. 1: no drafts. 0: 16 on the processors; 4 on devices if the model has a head that drafts, else 1.",
         unit="tokens",
     )
     draft_vocab: int = row(
-        Integer(0, 1 << 24), 8192, ENGINE,
+        Integer(0, 1 << 24), 4096, ENGINE,
         "The most frequent tokens that a head may draft, of those that its file lists; fewer are quicker. 0: all.", unit="tokens",
     )
 

@@ -5,8 +5,8 @@ next window checks some guessed tokens beside its own; those that equal the mode
 never a token.
 
 Two sources behind one interface: the continuation of an earlier occurrence in the slot's own text (lookup.py), which is free, and the
-model's head for it (mtp.py). The first that finds something serves the slot. How many drafts are wanted at most is said by each segment; here
-is decided what they are, and which are too unlikely to be worth a row (draft_trust.py).
+model's head for it (mtp.py). The first that finds something serves the slot. How many drafts are wanted at most is said by each segment;
+here is decided what they are, and which are too unlikely to be worth a row (draft_trust.py).
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from strata.messages import EngineFacts
 
 
 log = logging.getLogger(__name__)
+USUAL_ROWS = 128
 
 
 class LastStage(StageModel, Trunk, Protocol):
@@ -28,12 +29,14 @@ class LastStage(StageModel, Trunk, Protocol):
 
 
 def draft_facts(settings: Settings, config: ModelConfig, facts: EngineFacts, heads: Heads | None) -> EngineFacts:
-    """``facts`` with what drafting changes: windows hold each slot's drafts beside its token."""
+    """``facts`` with what drafting changes: windows hold each slot's drafts beside its token; where nobody set how many, as far as a
+    window of ``USUAL_ROWS`` rows goes or three for each slot."""
     spec = spec_tokens(settings, config)
     if spec == 1:
         return facts
+    rows = settings.batch * spec
     return replace(
-        facts, max_rows=settings.batch * spec, max_drafts=spec - 1,
+        facts, max_rows=rows if settings.spec else min(rows, max(USUAL_ROWS, 4 * settings.batch)), max_drafts=spec - 1,
         draft_sources=("lookup",) if heads is None else ("lookup", "mtp"),
     )
 

@@ -4,8 +4,8 @@ Rules. The longest earlier match wins, of equal ones the latest; a match shorter
 head drafts, one shorter than ``LEAST_ALONE`` is worth less than nothing. A match that reaches the end of the text goes on into
 its own continuation, so a repeated line is drafted on and on.
 
-How many. A match of three tokens is often chance, one of ten is a copy. So drafts are counted by the length of their match (draft_trust.py):
-the n-th one, reached only if those before it were right, continues a match that is n - 1 tokens longer by then.
+How many. A match of three tokens is often chance, one of ten is a copy. So drafts are counted by the length of their match
+(draft_trust.py): the n-th one, reached only if those before it were right, continues a match that is n - 1 tokens longer by then.
 
 Why no index: comparing 262,144 tokens with one takes 0.02 to 0.8 ms, and an index of their triples 100 ms to build and 19 MB to keep.
 """

@@ -22,7 +22,8 @@ from strata.errors import ModelError
 from strata.weights.cursor import quoted
 from strata.weights.gguf import GGUFFile
 
-USUAL_SPEC = 4  # four rows of one slot cost little more than one (docs/LOG.md)
+CPU_SPEC = 16  # what is copied is worth every row of it; of what is not, no more is drafted than pays (docs/LOG.md)
+DEVICE_SPEC = 4
 DRAFT_VOCAB = "strata.draft_vocab"
 SAME = ("embedding_length", "attention.head_count", "attention.head_count_kv", "attention.key_length", "rope.freq_base",
         "attention.layer_norm_rms_epsilon", "rope.dimension_count", "expert_count", "expert_used_count", "expert_gating_func", "vocab_size")
@@ -55,8 +56,10 @@ def num_heads(heads: Heads | None) -> int:
 
 
 def spec_tokens(settings: Settings, config: ModelConfig) -> int:
-    """Tokens of a slot that one pass may check: as set, or as many as usually pay."""
-    return settings.spec or (USUAL_SPEC if settings.device == "cpu" or settings.mtp or config.mtp_blocks else 1)
+    """Tokens of a slot that one pass may check: as set, or as many as may pay."""
+    if settings.spec or settings.device == "cpu":
+        return settings.spec or CPU_SPEC
+    return DEVICE_SPEC if settings.mtp or config.mtp_blocks else 1
 
 
 def find_heads(settings: Settings, file: GGUFFile, config: ModelConfig) -> Heads | None:

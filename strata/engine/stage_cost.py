@@ -76,6 +76,10 @@ def costs(settings: Settings, file: GGUFFile, config: ModelConfig, seconds: Seco
     return Costs(tuple(layers), output + drafting(settings, file, config, seconds, output))
 
 
+USUAL_STEPS = 3
+"""Of a head in a window; more seldom pay."""
+
+
 def drafting(settings: Settings, file: GGUFFile, config: ModelConfig, seconds: Seconds, output: float) -> float:
     """Of the drafts that follow a window. ``output``: of the whole output matrix."""
     heads = find_heads(settings, file, config)
@@ -87,4 +91,4 @@ def drafting(settings: Settings, file: GGUFFile, config: ModelConfig, seconds: S
         outputs = [seconds(own.pop(name)) for name in list(own) if name.endswith(".nextn.shared_head_head.weight")]
         blocks = sum(seconds(tensor) for name, tensor in own.items() if not name.endswith(".nextn.embed_tokens.weight"))
         share = 1.0 if heads.vocabulary is None else len(heads.vocabulary) / config.vocab_size
-        return (spec_tokens(settings, config) - 1) * (blocks / num_heads(heads) + share * max([*outputs, output]))
+        return min(spec_tokens(settings, config) - 1, USUAL_STEPS) * (blocks / num_heads(heads) + share * max([*outputs, output]))

@@ -10,8 +10,8 @@ step serves all slots. For the slots s of a window, with k_s drafts wanted by ea
 t(R) is the time until a window of R rows is back: a line through what grouping.py measures, and with several windows in a pipeline the
 longer of its two terms. d(K) is what K steps of the head take. Nothing else is known of a lookup in the slot's own text, which costs rows
 alone. For a given K a row costs the same whoever uses it, so rows go to drafts in the order of P as long as T rises: one walk
-through a sorted list for each K finds the maximum. What drafts cost beyond a window without them is reckoned with a margin, or
-noise would switch them on.
+through a sorted list for each K finds the maximum. Whether there are drafts at all is decided with a margin on what they cost beyond a
+window without them, or noise would switch them on; how many there are is not, as the maximum is flat and what is switched on is measured.
 
 A slot's own counts are few, so p and q start from the whole server's, as if so many windows had been seen. The server's for a depth
 nobody has tried start from the depth before: acceptance hardly falls with depth.
@@ -25,14 +25,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from strata.messages import DraftLimits
+from strata.messages import DraftLimits, DraftSource
 
 WEIGHT = 6.0
 """Windows that the prior of a chance counts for."""
 FIRST_GUESS = {"mtp": (1.0, 0.5), "lookup": (0.2, 0.5)}
 """Before anything was seen: the share of windows in which a source gives a draft, and the chance that it is right."""
 MARGIN = 1.15
-"""Drafts are taken to cost so many times what they do."""
+"""Drafts must pay even if they cost so many times what they do."""
+LEAST = 0.01
+"""Of a draft that is given and accepted; from one less likely on nobody wants more."""
 
 
 class Tally:
@@ -86,12 +88,15 @@ def server_chances(tally: Tally, guess: tuple[float, float]) -> list[Chance]:
 
 
 def slot_chances(tally: Tally, server: Sequence[Chance], depth: int) -> list[Chance]:
-    """Up to ``depth`` drafts of one slot; ``right`` of all drafts up to there (P in the theory)."""
+    """Up to ``depth`` drafts of one slot, the first at least; ``right`` of all drafts up to there (P in the theory)."""
     chances: list[Chance] = []
     product = 1.0
     for (asked, given, reached, right), prior in zip(tally.by_depth(), server[:depth]):
         product *= (right + WEIGHT * prior.right) / (reached + WEIGHT)
-        chances.append(Chance((given + WEIGHT * prior.share) / (asked + WEIGHT), product))
+        share = (given + WEIGHT * prior.share) / (asked + WEIGHT)
+        if share * product < LEAST and chances:
+            break
+        chances.append(Chance(share, product))
     return chances
 
 
@@ -142,34 +147,62 @@ def head_seconds(slots: Sequence[Prospect], cost: Cost) -> list[float]:
     return seconds
 
 
+class Offer(NamedTuple):
+    """A draft that a slot could have: ``wrong`` is minus the chance that it and all before it are right, so that offers sort by it."""
+
+    wrong: float
+    place: int
+    source: DraftSource
+    depth: int
+    share: float
+
+
+class Choice(NamedTuple):
+    """Some offers, what they bring in a window besides a token for each slot, and what they cost it."""
+
+    offers: Sequence[Offer] = ()
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+
 def choose(slots: Sequence[Prospect], cost: Cost) -> list[DraftLimits]:
     """Drafts wanted by each slot, so that all of them together get the most tokens per second; see the head of this file."""
-    drafts: list[tuple[float, int, str, int, float]] = []
+    offers: list[Offer] = []
     for place, slot in enumerate(slots):
-        drafts += [(-one.right, place, "lookup", depth, one.share) for depth, one in enumerate(slot.lookup, 1)]
-        drafts += [(-one.right, place, "mtp", depth, one.share * slot.unserved) for depth, one in enumerate(slot.mtp, 1)]
-    drafts.sort()
-    alone = cost.at(len(slots), 0.0)
-    best = len(slots) / alone
-    taken: list[tuple[float, int, str, int, float]] = []
-    for steps, head in enumerate(head_seconds(slots, cost)):
-        offered = [draft for draft in drafts if draft[2] == "lookup" or draft[3] <= steps]
-        rows = tokens = float(len(slots))
+        offers += [Offer(-one.right, place, "lookup", depth, one.share) for depth, one in enumerate(slot.lookup, 1)]
+        offers += [Offer(-one.right, place, "mtp", depth, one.share * slot.unserved) for depth, one in enumerate(slot.mtp, 1)]
+    offers.sort()
+    alone, heads = cost.at(len(slots), 0.0), head_seconds(slots, cost)
+    choice = fastest(offers, len(slots), cost, heads, 1.0)
+    if choice.offers and choice.tokens * alone <= len(slots) * MARGIN * choice.seconds:
+        choice = fastest(offers, len(slots), cost, heads, MARGIN)
+    mtp, lookup = [0] * len(slots), [0] * len(slots)
+    for offer in choice.offers:
+        wanted = mtp if offer.source == "mtp" else lookup
+        wanted[offer.place] = max(wanted[offer.place], offer.depth)
+    return [DraftLimits(*both) for both in zip(mtp, lookup)]
+
+
+def fastest(offers: Sequence[Offer], slots: int, cost: Cost, heads: Sequence[float], margin: float) -> Choice:
+    """The first of ``offers`` (sorted), and the first steps of the head (``heads``: seconds by their number), that make the most tokens
+    per second, if what they cost is taken ``margin`` times; none where none pays."""
+    alone = cost.at(slots, 0.0)
+    best, choice = slots / alone, Choice()
+    for steps, head in enumerate(heads):
+        offered = [offer for offer in offers if offer.source == "lookup" or offer.depth <= steps]
+        rows = tokens = float(slots)
         last = 0.0
-        for count, (wrong, _, _, _, share) in enumerate(offered, 1):
-            rows += share
-            tokens -= share * wrong
-            speed = tokens / (alone + MARGIN * (cost.at(rows, head) - alone))
+        for count, offer in enumerate(offered, 1):
+            rows += offer.share
+            tokens -= offer.share * offer.wrong
+            extra = cost.at(rows, head) - alone
+            speed = tokens / (alone + margin * extra)
             if speed < last:
                 break
             last = speed
             if speed > best:
-                best, taken = speed, offered[:count]
-    mtp, lookup = [0] * len(slots), [0] * len(slots)
-    for _, place, source, depth, _ in taken:
-        wanted = mtp if source == "mtp" else lookup
-        wanted[place] = max(wanted[place], depth)
-    return [DraftLimits(*both) for both in zip(mtp, lookup)]
+                best, choice = speed, Choice(offered[:count], tokens - slots, extra)
+    return choice
 
 
 def share_rows(wanted: Sequence[int], rows: int, first: int) -> list[int]:

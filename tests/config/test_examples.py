@@ -36,7 +36,7 @@ def test_every_example_is_in_the_readme() -> None:
 
 def test_on_the_processors() -> None:
     settings = settings_of("strata-smollm2.json")
-    assert (settings.device, settings.batch, settings.spec) == ("cpu", 8, 4)
+    assert (settings.device, settings.batch, settings.spec) == ("cpu", 8, 16)
     assert settings.mtp is not None and settings.mtp.read_bytes()[:4] == b"GGUF", "the head comes with the project"
     assert settings.model == CONFIGS / ".." / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from strata.config import Settings
+from strata.engine.draft_load import draft_facts
 from strata.engine.families import read_config
-from strata.engine.mtp_file import Heads, find_heads
+from strata.engine.mtp_file import Heads, find_heads, spec_tokens
 from strata.errors import ModelError
-from strata.messages import DraftLimits
+from strata.messages import DraftLimits, EngineFacts
 from strata.weights.gguf import GGUFFile
 from strata.weights.writer import StoredTensor
 from tests.engine.drafting import HEAD, TINY, Player, Talk, engine_of, exact, floats, is_head, pages_of, rewritten
@@ -172,3 +173,22 @@ def test_the_plan_counts_what_a_head_takes(trunk: Path, tmp_path: Path) -> None:
     with GGUFFile.open(path) as file:
         parameters = sum(int(np.prod(tensor.shape)) for tensor in file.tensors.values())
     assert page["on"][1].weights - page["off"][1].weights == 4 * (parameters + 100 * 256)
+
+
+@pytest.mark.parametrize("given, spec, rows", [
+    ({}, 16, 64),  # four slots
+    ({"batch": 8}, 16, 128),
+    ({"batch": 12}, 16, 128),
+    ({"batch": 64}, 16, 256),
+    ({"batch": 64, "spec": 8}, 8, 512),
+    ({"device": "cuda"}, 1, 4),
+    ({"device": "cuda", "mtp": Path("head.gguf")}, 4, 16),
+    ({"device": "cuda", "mtp": Path("head.gguf"), "spec": 2}, 2, 8),
+])  # fmt: skip
+def test_how_many_tokens_a_pass_may_check(trunk: Path, given: dict[str, object], spec: int, rows: int) -> None:
+    """On the processors a window goes to 128 rows, or three drafts for each slot, unless somebody said how many."""
+    settings = Settings(**{"batch": 4, "spec": 0, **given})
+    with GGUFFile.open(trunk) as file:
+        config = read_config(file)
+    facts = draft_facts(settings, config, EngineFacts(num_pages=8, page_tokens=64, context=512, max_rows=settings.batch), None)
+    assert (spec_tokens(settings, config), facts.max_rows, facts.max_drafts) == (spec, rows, spec - 1)
