@@ -2,7 +2,8 @@
 
     python tools/bench_drafts.py --model models/SmolLM2-135M-Instruct.Q4_1.gguf --mtp configs/heads/smollm2-135m-mtp.gguf
 
-Forty prompts (20 chat, 20 plain text, topics held out from training) in five lots of eight. Both servers run all the time and take turns
+Forty prompts (20 chat, 20 plain text, topics held out from training; or, with ``--ask copy``, requests to repeat some lines of Python, as
+an agent does that rewrites a file) in five lots of eight. Both servers run all the time and take turns
 lot by lot, first the one, then the other first; within a lot the clients come one after the other, or eight at once. The figure is the
 median over the lots. Answers must be equal to the letter: exit 1 if one is not. Prints a table and one JSON line.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import inspect
 import json
 import statistics
 import sys
@@ -27,6 +29,7 @@ from tools.httpclient import Answer, Client  # noqa: E402
 from tools.train_mtp.topics import HELD_OUT_CHAT, HELD_OUT_PLAIN  # noqa: E402
 
 LOTS = 5
+COPIED_LINES = 16
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,21 @@ class Lot:
         return self.tokens / self.seconds
 
 
-def lots() -> list[list[Ask]]:
-    asks = [Ask(text, True) for text in HELD_OUT_CHAT] + [Ask(text, False) for text in HELD_OUT_PLAIN]
+def held_out() -> list[Ask]:
+    return [Ask(text, True) for text in HELD_OUT_CHAT] + [Ask(text, False) for text in HELD_OUT_PLAIN]
+
+
+def copied() -> list[Ask]:
+    """Forty pieces of a file that every Python has."""
+    lines = inspect.getsource(argparse).splitlines()[200:]
+    pieces = ["\n".join(lines[start : start + COPIED_LINES]) for start in range(0, 40 * COPIED_LINES, COPIED_LINES)]
+    return [Ask(f"Repeat this Python code exactly as it is:\n\n```python\n{piece}\n```", True) for piece in pieces]
+
+
+ASKS = {"held-out": held_out, "copy": copied}
+
+
+def lots(asks: list[Ask]) -> list[list[Ask]]:
     return [asks[number::LOTS] for number in range(LOTS)]
 
 
@@ -89,7 +105,7 @@ def counted(answers: list[Answer], seconds: float) -> Lot:
 def compare(urls: dict[str, str], at_once: bool, options: argparse.Namespace, temperature: float) -> dict[str, Any]:
     """Both servers over all lots, by turns."""
     runs: dict[str, list[Lot]] = {name: [] for name in urls}
-    for number, asks in enumerate(lots()):
+    for number, asks in enumerate(lots(ASKS[options.ask]())):
         for name in list(urls)[:: -1 if number % 2 else 1]:
             runs[name].append(asyncio.run(run_lot(urls[name], asks, at_once, options.tokens, temperature)))
     plain, drafted = runs["plain"], runs["drafts"]
@@ -108,7 +124,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--mtp", help="a head; without it drafts come from lookup, or from a head within the model's file")
-    parser.add_argument("--spec", default="4")
+    parser.add_argument("--spec", default="0", help="of the server with drafts (default: as many as its own default)")
+    parser.add_argument("--ask", choices=tuple(ASKS), default="held-out", help="what is asked for (%(default)s)")
     parser.add_argument("--tokens", type=int, default=96, help="per answer (%(default)s)")
     parser.add_argument("--temperatures", type=lambda text: [float(part) for part in text.split(",")], default=[0.0, 0.7], metavar="0,0.7")
     parser.add_argument("--clients", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8], metavar="1,8",

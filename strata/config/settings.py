@@ -116,7 +116,8 @@ class Settings:
     )
     draft_vocab: int = row(
         Integer(0, 1 << 24), 4096, ENGINE,
-        "The most frequent tokens that a head may draft, of those that its file lists; fewer are quicker. 0: all.", unit="tokens",
+        "Tokens that a head may draft: the most frequent ones of its file's list, of which on the processors half make room for those that "
+        "its texts say; fewer are quicker. 0: all.", unit="tokens",
     )
 
     batch: int = row(

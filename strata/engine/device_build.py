@@ -94,7 +94,7 @@ def add_drafts(stage: DeviceStage, weights: DraftWeights, drafting: Drafting, ro
     layer_bytes = ops.pages.shape.layer_bytes
     clear(ops.device, ops.pages.data, index * layer_bytes, layer_bytes, ops.stream)
     sender = DraftSender(ops.device, ops.stream, sizes, rope, ops.space.every, scratch_page=facts.num_pages)
-    runner = ChainRunner(DraftOps(ops, weights, space, index), sender, drafting.heads.vocabulary, facts.context)
+    runner = ChainRunner(DraftOps(ops, weights, space, index), sender, drafting.heads.ascending, facts.context)
     stage.mtp = DeviceMtp(runner, sender, facts)
     ops.kept = space.store.rows(0, sizes.rows)
     stage.page_hidden = space.store.rows(space.pages_at, space.pages_at + sizes.pages)
@@ -123,14 +123,15 @@ def load_draft(model: WeightLoader, own: WeightLoader, heads: Heads, weights: St
         owner, name = own, at + "shared_head_head.weight"
     else:
         owner, name = model, "token_embd.weight" if tied else "output.weight"
-    if heads.vocabulary is not None:
-        output = owner.some_rows(name, heads.vocabulary)
+    some = heads.ascending
+    if some is not None:
+        output = owner.some_rows(name, some)
     elif owner is own:
         output = own.matrix(name)
     embedding = weights.embedding or (weights.output[1] if tied else None)
     if own.has(at + "embed_tokens.weight"):
         embedding = own.matrix(at + "embed_tokens.weight")
-    ids = np.arange(config.vocab_size) if heads.vocabulary is None else heads.vocabulary
+    ids = np.arange(config.vocab_size) if some is None else some
     return DraftWeights(
         layer=own.layer(block),
         norms=(own.norm(at + "enorm.weight"), own.norm(at + "hnorm.weight")),

@@ -2,8 +2,8 @@
 
 Rules. The choice is the target's own (sampling.py): same bias, penalties, filters, temperature and noise, for the same position. The noise
 of a token depends on position and token alone, so where head and target agree roughly on the distribution they mostly draw the same
-token (a Gumbel coupling; see docs/LOG.md for what that is worth). A head may run over a part of the vocabulary: other tokens
-are as if impossible.
+token (a Gumbel coupling; see docs/LOG.md for what that is worth). A head may run over a part of the vocabulary (draft_vocab.py): other
+tokens are as if impossible.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from strata.engine import sampling
 from strata.engine.draft import Ask
+from strata.engine.draft_vocab import DraftVocabulary
 from strata.engine.results import DistinctTokens
 from strata.engine.sampling import Row, Spread
 
@@ -23,10 +24,11 @@ Ids = NDArray[np.int64]
 
 
 class DraftChoice:
-    """``vocabulary``: the token of each logit, ascending; None for all ``vocab_size`` of them."""
+    """``vocabulary``: the tokens that have a logit; None for all ``vocab_size`` of them."""
 
-    def __init__(self, vocabulary: Ids | None, vocab_size: int, spread: Spread = map) -> None:
-        self._vocabulary, self._vocab_size, self._spread = vocabulary, vocab_size, spread
+    def __init__(self, vocabulary: DraftVocabulary | None, vocab_size: int, spread: Spread = map) -> None:
+        self.vocabulary = vocabulary
+        self._vocab_size, self._spread = vocab_size, spread
         self._distinct = DistinctTokens()
 
     def __call__(self, logits: Floats, asks: Sequence[tuple[Ask, Sequence[int]]]) -> list[tuple[int, float]]:
@@ -36,13 +38,14 @@ class DraftChoice:
         not finite.
         """
         rows = [self._row(ask, drafts) for ask, drafts in asks]
-        ids = self._vocabulary
+        known = self.vocabulary
         if all(is_plain(row) for row in rows):
             places = logits.argmax(axis=1)
-            tokens = places if ids is None else ids[places]
+            tokens = places if known is None else known.ids[places]
         else:
-            tokens = np.array(sampling.pick(logits if ids is None else self._spread_out(logits), rows, self._spread), np.int64)
-            places = tokens if ids is None else np.searchsorted(ids, tokens)
+            whole = logits if known is None else self._spread_out(logits, known.ids)
+            tokens = np.array(sampling.pick(whole, rows, self._spread), np.int64)
+            places = tokens if known is None else np.where(tokens < 0, tokens, known.place_of[tokens])
         found = probabilities(logits, places)
         return list(zip(np.where(found > 0, tokens, sampling.BROKEN).tolist(), found.tolist(), strict=True))
 
@@ -54,9 +57,9 @@ class DraftChoice:
         prompt, generated = segment.history
         return Row(segment.sampling, position, self._distinct(prompt), [*generated, *ask.picks, *drafts])
 
-    def _spread_out(self, logits: Floats) -> Floats:
+    def _spread_out(self, logits: Floats, ids: Ids) -> Floats:
         whole = np.full((len(logits), self._vocab_size), -np.inf, np.float32)
-        whole[:, self._vocabulary] = logits
+        whole[:, ids] = logits
         return whole
 
 

@@ -11,6 +11,7 @@ from strata.config import Settings
 from strata.engine.architecture import ModelConfig
 from strata.engine.draft import Drafter, Source
 from strata.engine.draft_choice import DraftChoice
+from strata.engine.draft_vocab import DraftVocabulary
 from strata.engine.lookup import Lookup
 from strata.engine.mtp import MtpBlock, MtpSource, Trunk
 from strata.engine.mtp_file import Heads, spec_tokens
@@ -59,5 +60,7 @@ def with_drafts(
     if heads is None:
         return model, Drafter(sources)
     pages = PageHidden(facts.num_pages, facts.page_tokens, heads.config.width)
-    sources.append(MtpSource(blocks, model, pages, DraftChoice(heads.vocabulary, heads.config.vocab_size, spread)))
+    vocab_size = heads.config.vocab_size
+    vocabulary = None if heads.vocabulary is None else DraftVocabulary(heads.vocabulary, vocab_size)
+    sources.append(MtpSource(blocks, model, pages, DraftChoice(vocabulary, vocab_size, spread)))
     return PagesWithHidden(model, pages), Drafter(sources)

@@ -34,6 +34,7 @@ from strata.engine.sampling import BROKEN
 from strata.messages import DraftSource, Segment, SegmentResult, Tokens, Window
 
 Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
 MOST_KEPT = 32
 
 
@@ -45,6 +46,9 @@ class MtpBlock(Protocol):
 
         Of the ``wanted`` rows: hidden states after the head's norm, float32 [wanted, width], and logits [wanted, draft vocabulary].
         """
+
+    def admit(self, places: Ids, tokens: Ids) -> None:
+        """These places of the draft vocabulary are for these tokens from now on."""
 
 
 class Trunk(Protocol):
@@ -68,7 +72,7 @@ class MtpSource:
     # ---- what a window made certain
 
     def observe(self, window: Window, results: Sequence[SegmentResult]) -> None:
-        hidden = self._trunk.last_hidden
+        hidden, seen = self._trunk.last_hidden, list[int]()
         self._kind = window.kind
         for kept in self._kept.values():
             kept.segment = None
@@ -79,6 +83,15 @@ class MtpSource:
                 continue
             certain = len(segment.tokens) - segment.num_drafts + result.accepted
             self._keep(segment, hidden[first:first + certain])
+            seen += (*segment.tokens[:certain], *result.picks[-1:])
+        self._admit(seen)
+
+    def _admit(self, seen: Sequence[int]) -> None:
+        vocabulary = self._choose.vocabulary
+        if vocabulary is not None:
+            places = vocabulary.see(seen)
+            for block in self._blocks if len(places) else ():
+                block.admit(places, vocabulary.ids[places])
 
     def _keep(self, segment: Segment, hidden: Floats) -> None:
         """``hidden`` of the tokens of ``segment`` that are certain."""

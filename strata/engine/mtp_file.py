@@ -31,12 +31,18 @@ SAME = ("embedding_length", "attention.head_count", "attention.head_count_kv", "
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """``config.mtp_blocks`` are the blocks, in ``file``. ``vocabulary``: the tokens that they draft, int64 ascending; None for all."""
+    """``config.mtp_blocks`` are the blocks, in ``file``. ``vocabulary``: the tokens that they draft, int64, the most frequent first; None
+    for all."""
 
     file: GGUFFile
     config: ModelConfig
     vocabulary: NDArray[np.int64] | None
     is_own_file: bool
+
+    @property
+    def ascending(self) -> NDArray[np.int64] | None:
+        """``vocabulary`` as kernels search it."""
+        return None if self.vocabulary is None else np.sort(self.vocabulary)
 
     @property
     def weight_bytes(self) -> int:
@@ -129,7 +135,7 @@ def _check_keys(heads: Keys, model: Keys) -> None:
 
 
 def draft_vocabulary(file: GGUFFile, config: ModelConfig, most: int) -> NDArray[np.int64] | None:
-    """The ``most`` first tokens of the file's list, ascending; None for all tokens, as without a list or with ``most`` 0."""
+    """The ``most`` first tokens of the file's list; None for all tokens, as without a list or with ``most`` 0."""
     listed = file.metadata.get(DRAFT_VOCAB)
     if listed is None or most == 0:
         return None
@@ -139,4 +145,4 @@ def draft_vocabulary(file: GGUFFile, config: ModelConfig, most: int) -> NDArray[
     if len(ids) != len(listed) or ids[0] < 0 or ids[-1] >= config.vocab_size:
         raise ModelError(f"{file.path}: {DRAFT_VOCAB} names a token twice, or one that is none of the model's {config.vocab_size}; "
                          "convert the head again")
-    return np.sort(listed[:most].astype(np.int64))
+    return listed[:most].astype(np.int64)

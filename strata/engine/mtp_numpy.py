@@ -23,6 +23,7 @@ from strata.weights.formats import dequantize
 from strata.weights.gguf import GGUFFile
 
 Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
 MANY = 8  # rows for each wanted one, from which two passes over fewer operations are quicker than one over all
 
 
@@ -49,10 +50,14 @@ class NumpyMtp:
     def _output(self, heads: Heads, at: str) -> Matrix:
         """The output matrix; of a part of the vocabulary a copy, because scattered rows cannot be streamed."""
         own = heads.file.tensors.get(at + "shared_head_head.weight")
-        if own is None and heads.vocabulary is None:
-            return self.model.output
-        rows = self.model.output.weights if own is None else dequantize(own)
-        return self.model.ops.matrix([rows if heads.vocabulary is None else rows[heads.vocabulary]])
+        self.output_rows = self.model.output.weights.__getitem__ if own is None else Embedding(own, None).rows
+        if heads.vocabulary is not None:
+            return self.model.ops.matrix([self.output_rows(heads.vocabulary)])
+        return self.model.output if own is None else self.model.ops.matrix([dequantize(own)])
+
+    def admit(self, places: Ids, tokens: Ids) -> None:
+        """As MtpBlock."""
+        self.output.weights[places] = self.output_rows(tokens)
 
     def run(self, window: Window, hidden: Floats, wanted: Sequence[int]) -> tuple[Floats, Floats]:
         """As MtpBlock. Rows that nobody wants get their cells and, where they are many, no more."""

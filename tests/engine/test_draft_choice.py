@@ -8,12 +8,13 @@ import pytest
 from strata.engine import sampling
 from strata.engine.draft import Ask
 from strata.engine.draft_choice import DraftChoice
+from strata.engine.draft_vocab import DraftVocabulary
 from strata.engine.sampling import Row
 from strata.messages import Segment, Tokens
 from strata.request import Sampling
 
 VOCAB = 300
-KNOWN = np.arange(1, VOCAB, 3)
+KNOWN = np.arange(1, VOCAB, 3)[::-1]  # the order is that of frequency
 PLAIN = Sampling(temperature=0)
 SETTINGS = [
     PLAIN,
@@ -46,7 +47,8 @@ def test_it_picks_what_the_target_would(known: np.ndarray | None, settings: Samp
     if known is not None:
         whole[:, np.setdiff1d(np.arange(VOCAB), known)] = -np.inf
     wanted = sampling.pick(whole, [row(settings, 23 + len(each), [13, 28, 31, 34, *each]) for each in drafts])
-    found = DraftChoice(known, VOCAB)(logits if known is None else logits[:, known], [(ask(settings), each) for each in drafts])
+    vocabulary = None if known is None else DraftVocabulary(known, VOCAB)
+    found = DraftChoice(vocabulary, VOCAB)(logits if known is None else logits[:, known], [(ask(settings), each) for each in drafts])
     assert [token for token, _ in found] == wanted
     softmax = np.exp(whole.astype(np.float64)) / np.exp(whole.astype(np.float64)).sum(axis=1, keepdims=True)
     assert [chance for _, chance in found] == pytest.approx([softmax[at, token] for at, token in enumerate(wanted)], rel=1e-4)
