@@ -15,7 +15,8 @@ from strata.engine.stage_cost import Costs as StageCosts  # noqa: E402
 from strata.messages import EngineFacts, NewTokens, RequestEvent, Terminal, Window  # noqa: E402
 from strata.request import Request, Sampling  # noqa: E402
 from strata.slots import SlotPolicy  # noqa: E402
-from strata.slots.grouping import line, turn  # noqa: E402
+from strata.slots.curve import line  # noqa: E402
+from strata.slots.grouping import turn  # noqa: E402
 from tools._simulation import Costs, World  # noqa: E402
 
 PROMPT = 16

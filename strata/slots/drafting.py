@@ -7,10 +7,10 @@ step serves all slots. For the slots s of a window, with k_s drafts wanted by ea
 
     T = sum_s (1 + sum_{i<=k_s} q_si * P_si) / (t(R) + d(K))      tokens/s,      R = sum_s (1 + sum_{i<=k_s} q_si)      rows
 
-t(R) is the time until a window of R rows is back: a line through what grouping.py measures, and with several windows in a pipeline the
-longer of its two terms. d(K) is what K steps of the head take. Nothing else is known of a lookup in the slot's own text, which costs rows
-alone. For a given K a row costs the same whoever uses it, so rows go to drafts in the order of P as long as T rises: one walk
-through a sorted list for each K finds the maximum. Whether there are drafts at all is decided with a margin on what they cost beyond a
+t(R) is the time until a window of R rows is back: a curve through what grouping.py measures (curve.py), and with several windows in a
+pipeline the longer of its two terms. d(K) is what K steps of the head take. Nothing else is known of a lookup in the slot's own text, which costs rows
+alone. For a given K a row costs the same whoever uses it, so rows go to drafts in the order of P: one walk through a sorted list for
+each K finds the maximum. Whether there are drafts at all is decided with a margin on what they cost beyond a
 window without them, or noise would switch them on; how many there are is not, as the maximum is flat and what is switched on is measured.
 
 A slot's own counts are few, so p and q start from the whole server's, as if so many windows had been seen. The server's for a depth
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from strata.messages import DraftLimits, DraftSource
+from strata.slots.curve import Curve
 
 WEIGHT = 6.0
 """Windows that the prior of a chance counts for."""
@@ -33,6 +34,8 @@ FIRST_GUESS = {"mtp": (1.0, 0.5), "lookup": (0.2, 0.5)}
 """Before anything was seen: the share of windows in which a source gives a draft, and the chance that it is right."""
 MARGIN = 1.15
 """Drafts must pay even if they cost so many times what they do."""
+NEAR = 0.9
+"""Behind so much of the fastest, no more drafts are looked at: rows that cost nothing may follow one that costs a lot."""
 LEAST = 0.01
 """Of a draft that is given and accepted; from one less likely on nobody wants more."""
 
@@ -115,23 +118,24 @@ class Prospect:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds. ``lines``: of each limit on a window's time, the fixed part, the part per row, and how often the head's time is in it.
+    """Seconds. ``limits``: of each limit on a window's time, its curve over the rows and how often the head's time is in it.
     ``steps``: what 0, 1, 2, ... steps of the head take."""
 
-    lines: tuple[tuple[float, float, float], ...]
+    limits: tuple[tuple[Curve, float], ...]
     steps: tuple[float, ...]
 
     def at(self, rows: float, head: float) -> float:
-        return max([fixed + per_row * rows + times * head for fixed, per_row, times in self.lines])
+        return max([curve.at(rows) + times * head for curve, times in self.limits])
 
 
-def window_cost(stages: Sequence[tuple[float, float]], windows: int, between: float, steps: Sequence[float]) -> Cost:
-    """``stages``: the fixed part of each and the part per row. The head is on the last. ``windows``: that share the pipeline."""
-    trip = sum(fixed for fixed, _ in stages) + between, sum(per_row for _, per_row in stages), 1.0
+def window_cost(stages: Sequence[Curve], windows: int, between: float, steps: Sequence[float]) -> Cost:
+    """``stages``: the time of each by rows, with the same knots. The head is on the last. ``windows``: that share the pipeline."""
+    rows = stages[0].rows
+    trip = Curve(rows, tuple(sum(seconds) + between for seconds in zip(*(stage.seconds for stage in stages)))), 1.0
     if windows == 1:
         return Cost((trip,), tuple(steps))
-    busiest = [(windows * fixed, windows * per_row, 0.0) for fixed, per_row in stages]
-    busiest[-1] = (*busiest[-1][:2], float(windows))
+    busiest = [(Curve(rows, tuple(windows * seconds for seconds in stage.seconds)), 0.0) for stage in stages]
+    busiest[-1] = busiest[-1][0], float(windows)
     return Cost((trip, *busiest), tuple(steps))
 
 
@@ -197,9 +201,9 @@ def fastest(offers: Sequence[Offer], slots: int, cost: Cost, heads: Sequence[flo
             tokens -= offer.share * offer.wrong
             extra = cost.at(rows, head) - alone
             speed = tokens / (alone + margin * extra)
-            if speed < last:
+            if speed < NEAR * last:
                 break
-            last = speed
+            last = max(last, speed)
             if speed > best:
                 best, choice = speed, Choice(offered[:count], tokens - slots, extra)
     return choice

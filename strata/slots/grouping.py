@@ -23,7 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import mul
+
+from strata.slots.curve import Curve, fitted, line
 
 WARM_UP = 2
 """Windows of a number of rows that are run before any is measured."""
@@ -92,29 +93,28 @@ class StageTimes:
 
     def lines(self) -> list[tuple[float, float]] | None:
         """a_s and b_s of every stage; None where too little is known."""
+        samples = self._samples()
+        return None if samples is None else [line(*each) for each in samples]
+
+    def curves(self) -> list[Curve] | None:
+        """t_s of every stage for any number of rows; None where too little is known."""
+        samples = self._samples()
+        return None if samples is None else [fitted(*each) for each in samples]
+
+    def _samples(self) -> list[tuple[list[int], tuple[float, ...], list[int]]] | None:
+        """Of every stage the known numbers of rows, their seconds and how much these count; None for fewer than two numbers."""
         known = self.measured()
         if len(known) < 2:
             return None
         rows = sorted(known)
         weights = [min(self.known[number].count, MEMORY) for number in rows]
-        return [line(rows, seconds, weights) for seconds in zip(*(known[number] for number in rows))]
+        return [(rows, seconds, weights) for seconds in zip(*(known[number] for number in rows))]
 
     @property
     def between(self) -> float:
         """x: the mean over what was measured."""
         values = [entry.between for entry in self.known.values() if entry.between]
         return sum(values) / len(values) if values else 0.0
-
-
-def line(rows: Sequence[int], seconds: Sequence[float], weights: Sequence[float]) -> tuple[float, float]:
-    """The least-squares line through (rows, seconds): at no rows, and per row. It does not fall with the rows, nor begin below zero."""
-    total = sum(weights)
-    mean_rows = sum(map(mul, weights, rows)) / total
-    mean = sum(map(mul, weights, seconds)) / total
-    spread = sum(weight * (number - mean_rows) ** 2 for weight, number in zip(weights, rows))
-    slope = sum(weight * (number - mean_rows) * (value - mean) for weight, number, value in zip(weights, rows, seconds)) / spread
-    slope = min(max(slope, 0.0), mean / mean_rows)
-    return mean - slope * mean_rows, slope
 
 
 def turn(windows: Sequence[Sequence[float]], between: float) -> float:

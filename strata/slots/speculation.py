@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from strata.messages import NO_DRAFTS, DraftLimits, Segment, WindowDone
+from strata.slots.curve import Curve, straight
 from strata.slots.drafting import (
     FIRST_GUESS, Chance, Cost, Prospect, Tally, choose, server_chances, share_rows, slot_chances, window_cost,
 )
@@ -138,18 +139,18 @@ class Speculation:
         depth = min(self.depth, -(-max(0, self.memory.facts.max_rows - rows) // len(runs)))
         sources = self.memory.facts.draft_sources
         most = DraftLimits(depth if "mtp" in sources else 0, depth if "lookup" in sources else 0)
-        lines = self._lines(rows)
+        curves = self._curves(rows)
         limits = [NO_DRAFTS] * len(runs)
-        if lines:
-            limits = self._best(runs, most, window_cost(lines, windows, self.times.between, self._step_seconds(lines)))
+        if curves:
+            limits = self._best(runs, most, window_cost(curves, windows, self.times.between, self._step_seconds(curves)))
         for run, limit in zip(runs, limits):
             _drafts(run).wanted = limit
 
-    def _lines(self, rows: int) -> Sequence[tuple[float, float]]:
-        """Of each stage, the seconds of a window and of a row; nothing where a window without drafts is to be measured first."""
-        lines = self.times.lines()
-        if lines is not None:
-            return lines
+    def _curves(self, rows: int) -> Sequence[Curve]:
+        """Of each stage, the seconds of a window by its rows; nothing where a window without drafts is to be measured first."""
+        curves = self.times.curves()
+        if curves is not None:
+            return curves
         known = self.times.measured()
         if self.times.windows and rows not in known:
             self._tries += 1
@@ -157,13 +158,14 @@ class Speculation:
                 return ()
         fixed, per_row = UNKNOWN
         for size, stages in known.items():
-            return [(seconds * fixed / (fixed + per_row * size), seconds * per_row / (fixed + per_row * size)) for seconds in stages]
-        return (UNKNOWN,)
+            whole = fixed + per_row * size
+            return [straight(seconds * fixed / whole, seconds * per_row / whole) for seconds in stages]
+        return (straight(*UNKNOWN),)
 
-    def _step_seconds(self, lines: Sequence[tuple[float, float]]) -> list[float]:
+    def _step_seconds(self, curves: Sequence[Curve]) -> list[float]:
         """Of 0, 1, 2, ... steps of the head; more steps never take less time."""
         known = self.steps.measured()
-        unit = STEP_SHARE * sum(fixed + per_row for fixed, per_row in lines)
+        unit = STEP_SHARE * sum(curve.at(1) for curve in curves)
         if len(known) == 1:
             (steps, (seconds,)), = known.items()
             unit = seconds / steps

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.messages import DraftLimits
+from strata.slots.curve import Curve, straight
 from strata.slots.drafting import (
     FIRST_GUESS, MARGIN, WEIGHT, Chance, Cost, Prospect, Tally, choose, server_chances, share_rows, slot_chances, window_cost,
 )
@@ -56,7 +57,7 @@ def promised(slots: Sequence[Prospect], cost: Cost, limits: Sequence[DraftLimits
 def test_no_other_choice_promises_more(
     slots: list[Prospect], costs: list[tuple[float, float]], windows: int, between: float, steps: list[float],
 ) -> None:
-    cost = window_cost(costs, windows, between, steps)
+    cost = window_cost([straight(*each) for each in costs], windows, between, steps)
     chosen = choose(slots, cost)
     ways = itertools.product(*(
         [DraftLimits(*both) for both in itertools.product(range(len(slot.mtp) + 1), range(len(slot.lookup) + 1))] for slot in slots
@@ -75,10 +76,10 @@ def test_no_other_choice_promises_more(
 def test_a_windows_time_is_that_of_grouping(costs: list[tuple[float, float]], windows: int, between: float, rows: int, head: float) -> None:
     window = [fixed + per_row * rows for fixed, per_row in costs]
     window[-1] += head
-    assert window_cost(costs, windows, between, [0.0]).at(rows, head) == pytest.approx(turn([window] * windows, between))
+    assert window_cost([straight(*each) for each in costs], windows, between, [0.0]).at(rows, head) == pytest.approx(turn([window] * windows, between))
 
 
-PLAIN = Cost(((0.9, 0.1, 1.0),), (0.0, 0.065, 0.13, 0.195))
+PLAIN = Cost(((straight(0.9, 0.1), 1.0),), (0.0, 0.065, 0.13, 0.195))
 
 
 def certain(*rights: float) -> list[Chance]:
@@ -98,15 +99,22 @@ def test_alone_everything_that_beats_a_row_is_worth_it() -> None:
 
 def test_few_drafts_more_are_no_loss_but_a_few_at_all_must_pay() -> None:
     """A row costs a tenth of a window: a second draft that brings a little more than that is taken, a first one is not."""
-    rows = Cost(((0.9, 0.1, 1.0),), (0.0,))
+    rows = Cost(((straight(0.9, 0.1), 1.0),), (0.0,))
     assert choose([Prospect((), certain(0.112))], rows) == [DraftLimits()]
     assert choose([Prospect((), certain(0.112 * MARGIN))], rows) == [DraftLimits(0, 1)]
     assert choose([Prospect((), certain(0.8, 0.175))], rows) == [DraftLimits(0, 2)]
 
 
+def test_a_row_that_costs_nothing_may_follow_a_dear_one() -> None:
+    """Rows go in pairs: a second draft alone is no gain, with a third it is."""
+    pairs = Cost(((Curve((1.0, 2.0, 3.0, 4.0, 5.0), (1.0, 1.0, 1.2, 1.2, 1.4)), 1.0),), (0.0,))
+    assert choose([Prospect((), certain(0.5, 0.25))], pairs) == [DraftLimits(0, 1)]
+    assert choose([Prospect((), certain(0.5, 0.25, 0.2))], pairs) == [DraftLimits(0, 3)]
+
+
 def test_a_step_that_only_one_of_many_slots_wants_is_not_taken() -> None:
     """The head's time is paid once for all, so it must be worth it for all."""
-    dear = Cost(((0.9, 0.001, 1.0),), (0.0, 0.3, 0.6, 0.9))
+    dear = Cost(((straight(0.9, 0.001), 1.0),), (0.0, 0.3, 0.6, 0.9))
     assert choose([Prospect(certain(0.9)), *[Prospect()] * 7], dear) == [DraftLimits()] * 8
     assert choose([Prospect(certain(0.9))] * 8, dear) == [DraftLimits(1, 0)] * 8
 

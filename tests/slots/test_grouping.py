@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.messages import WindowDone
-from strata.slots.grouping import AGAIN, FORGET, MEMORY, SAMPLES, WARM_UP, Grouping, StageTimes, line, turn
+from strata.slots.grouping import AGAIN, FORGET, MEMORY, SAMPLES, WARM_UP, Grouping, StageTimes, turn
 from strata.slots.policy import SlotPolicy
 from tests.slots.house import House
 
@@ -90,21 +90,6 @@ def test_other_sizes_are_read_off_a_line() -> None:
     observe(times, 4, (1.4, 3.0))
     assert times.seconds(8) == pytest.approx((1.8, 3.0))
     assert times.seconds(4) == pytest.approx((1.4, 3.0)), "what was measured is not guessed"
-
-
-weighted = st.tuples(st.integers(1, 32), st.floats(0.001, 10), st.integers(1, 9))
-
-
-@given(st.lists(weighted, min_size=2, max_size=6, unique_by=lambda point: point[0]))
-def test_a_line_rises_and_begins_above_zero(points: list[tuple[int, float, int]]) -> None:
-    rows, seconds, weights = zip(*points)
-    fixed, per_row = line(rows, seconds, weights)
-    assert fixed >= -1e-9 and per_row >= 0
-    many = [point for point in points for _ in range(point[2])]
-    xs, ys = [point[0] for point in many], [point[1] for point in many]
-    assert line(xs, ys, [1] * len(many)) == pytest.approx((fixed, per_row)), "a weight is so many points"
-    if fixed > 1e-6 and per_row > 1e-6:
-        assert (per_row, fixed) == pytest.approx(tuple(numpy.polyfit(xs, ys, 1)), rel=1e-4, abs=1e-6)
 
 
 def test_averages_follow_what_changes() -> None:
