@@ -7,14 +7,18 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from strata.engine.draft_vocab import NO_PLACE, DraftVocabulary
 from tools.train_mtp.evaluate import LEAST_ALONE, LEAST_MIXED, SURE, Drafted, Tally, chain_logits, judge, pick_drafts
 from tools.train_mtp.export import read_head
 from tools.train_mtp.head import Head
 from tools.train_mtp.held_out import TEMPERATURES, Text, load_texts, noise
 from tools.train_mtp.trunk import Trunk
 
-SUBSETS, USUAL = (16384, 8192, 4096), 8192
+USUAL = "2,048 ids and those of the text"
+VOCABULARIES = {"all 49,152 ids": 49152, "16,384 ids": 16384, "8,192 ids": 8192, "4,096 ids": 4096, USUAL: 4096}
+"""By which ids may be drafted: how many there are at a time."""
 GROUPS = (("greedy chat", "chat", 0.0), ("greedy plain", "plain", 0.0), ("greedy all", "", 0.0), ("T=0.7 all", "", 0.7))
 
 
@@ -37,23 +41,23 @@ class Tables:
         print(f"{len(self.texts) // 2} held-out prompts, walked in windows of {self.count} drafts at most; accepted per window:\n")
         print("| | " + " | ".join(name for name, _, _ in GROUPS) + " |\n|---|" + "---|" * len(GROUPS))
         usual = self.drafts[USUAL]
-        for size, drafts in self.drafts.items():
-            print(self.row(f"MTP, {size} ids", drafts, 0))
-        print(self.row(f"MTP, {USUAL} ids, likeliest drafts also where the model draws", self.likeliest, 0))
+        for ids, drafts in self.drafts.items():
+            print(self.row(f"MTP, {ids}", drafts, 0))
+        print(self.row(f"MTP, {USUAL}, likeliest drafts also where the model draws", self.likeliest, 0))
         print(self.row(f"lookup, match >= {LEAST_ALONE}", self.nothing, LEAST_ALONE))
-        print(self.row(f"lookup where it matches >= {LEAST_MIXED}, else MTP, {USUAL} ids", usual, LEAST_MIXED))
-        print(f"\nright, given that the drafts before were (MTP, {USUAL} ids):", self.positions(usual))
+        print(self.row(f"lookup where it matches >= {LEAST_MIXED}, else MTP, {USUAL}", usual, LEAST_MIXED))
+        print(f"\nright, given that the drafts before were (MTP, {USUAL}):", self.positions(usual))
         self.show_speeds()
 
     def show_speeds(self) -> None:
         print("\nmodelled speed (1 = no drafts; another row 0.1, a draft step 0.03 for the block and 0.21 for the whole head matrix):\n")
         print("| | greedy | T=0.7 |\n|---|---|---|")
-        for size, drafts in self.drafts.items():
+        for ids, drafts in self.drafts.items():
             for name, least in (("MTP", 0), ("lookup, else MTP", LEAST_MIXED)):
                 for sure in (0.0, SURE):
-                    cells = (self.tally(drafts, "", heat, least, sure).speed(size / self.whole) for heat in TEMPERATURES)
+                    cells = (self.tally(drafts, "", heat, least, sure).speed(VOCABULARIES[ids] / self.whole) for heat in TEMPERATURES)
                     until = f", stop below {sure}" if sure else ""
-                    print(f"| {name}, {size} ids{until} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |")
+                    print(f"| {name}, {ids}{until} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |")
         alone = (self.tally(self.nothing, "", heat, LEAST_ALONE).speed(0.0) for heat in TEMPERATURES)
         print("| lookup alone | " + " | ".join(f"{cell:.2f}" for cell in alone) + " |")
 
@@ -76,17 +80,33 @@ class Tables:
 
 
 def all_drafts(head: Head, trunk: Trunk, vocab: np.ndarray, texts: Sequence[Text],
-               count: int) -> tuple[dict[int, list[Drafted]], list[Drafted]]:
-    """The drafts of every text, drawn as the model draws, by how many ids may be drafted; and the likeliest of USUAL ids."""
+               count: int) -> tuple[dict[str, list[Drafted]], list[Drafted]]:
+    """The drafts of every text, drawn as the model draws, by which ids may be drafted; and the likeliest of the USUAL ones."""
     every = torch.arange(len(trunk.embedding))
-    subsets = {len(every): every, **{size: torch.from_numpy(vocab[:size]).long() for size in SUBSETS}}
-    drafts: dict[int, list[Drafted]] = {size: [] for size in subsets}
+    drafts: dict[str, list[Drafted]] = {name: [] for name in VOCABULARIES}
     likeliest = []
     for text in texts:
         logits, added = chain_logits(head, trunk, text, trunk.embedding, count), None
         if text.temperature:
             added = torch.from_numpy(np.stack([noise(text, place, len(every)) for place in range(text.start, len(text.ids))]))
-        for size, ids in subsets.items():
-            drafts[size].append(pick_drafts(logits[..., ids], text, ids, None if added is None else added[:, ids]))
-        likeliest.append(pick_drafts(logits[..., subsets[USUAL]], text, subsets[USUAL]))
+        for name, size in VOCABULARIES.items():
+            if name == USUAL:
+                known = logits.masked_fill(unknown(text, vocab[:size], count, len(every)), float("-inf"))
+                drafts[name].append(pick_drafts(known, text, every, added))
+                likeliest.append(pick_drafts(known, text, every))
+                continue
+            ids = torch.from_numpy(vocab[:size]).long() if size < len(every) else every
+            drafts[name].append(pick_drafts(logits[..., ids], text, ids, None if added is None else added[:, ids]))
     return drafts, likeliest
+
+
+def unknown(text: Text, frequent: np.ndarray, count: int, whole: int) -> Tensor:
+    """Where a server knows no such id, whose places begin with the ``frequent`` ones: bool [count, tokens of the answer, whole]."""
+    vocabulary, lacks = DraftVocabulary(frequent.astype(np.int64), whole), []
+    seen = 0
+    for end in range(text.start + 1, len(text.ids) + 1):
+        vocabulary.see(text.ids[seen:end])
+        lacks.append(vocabulary.place_of == NO_PLACE)
+        seen = end
+    # The s-th draft of a window is about a token that lies s further on than what the window has read.
+    return torch.from_numpy(np.stack([np.stack([lacks[max(row - step, 0)] for row in range(len(lacks))]) for step in range(count)]))
