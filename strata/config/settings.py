@@ -115,7 +115,7 @@ class Settings:
         unit="tokens",
     )
     draft_vocab: int = row(
-        Integer(0, 1 << 24), 4096, ENGINE,
+        Integer(0, 1 << 24), 2048, ENGINE,
         "Tokens that a head may draft: the most frequent ones of its file's list, of which on the processors half make room for those that "
         "its texts say; fewer are quicker. 0: all.", unit="tokens",
     )

@@ -8,7 +8,8 @@ many of each sort were accepted. What a lookup found is sorted by the length of 
 
 Rules. Every sort starts as if it had been right PRIOR times, so a source is tried before it is distrusted. Counts are halved at
 MOST, so they follow the text. A chain ends before the draft whose chance to be reached and accepted is below ``least``; every RETRY-th such
-draft is made nevertheless, or a sort once distrusted would stay so. Nothing here looks at a clock.
+draft is made nevertheless, or a sort once distrusted would stay so. It ends behind a draft whose chance is below GO_ON: a row is
+cheap, and the head's next step, which would be right less often still, is not (docs/LOG.md). Nothing here looks at a clock.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from collections.abc import Sequence
 
 from strata.messages import Segment, SegmentResult, Tokens
 
-LEAST_CHANCE = 0.12
+LEAST_CHANCE = 0.1
+GO_ON = 0.25
 PRIOR = 4
 MOST = 256
 RETRY = 64
@@ -51,6 +53,10 @@ class Trust:
             return True
         self._refused[sort] += 1
         return self._refused[sort] % RETRY == 0
+
+    def goes_on(self, chance: float) -> bool:
+        """Whether a step is worth taking behind a draft that is reached and accepted with this chance."""
+        return chance >= GO_ON or not self.least
 
     def worth(self, sorts: Sequence[int]) -> int:
         """How many drafts of a chain to make, that would be of these ``sorts``."""

@@ -153,6 +153,6 @@ class MtpSource:
             chain.tokens.append(token)
             chain.hidden.append(hidden[index:index + 1])
             chain.sorts.append(sort)
-            if len(chain.sorts) < chain.room:
+            if len(chain.sorts) < chain.room and self.trust.goes_on(chain.chance):
                 going.append(chain)
         return going

@@ -8,7 +8,8 @@ step serves all slots. For the slots s of a window, with k_s drafts wanted by ea
     T = sum_s (1 + sum_{i<=k_s} q_si * P_si) / (t(R) + d(K))      tokens/s,      R = sum_s (1 + sum_{i<=k_s} q_si)      rows
 
 t(R) is the time until a window of R rows is back: a curve through what grouping.py measures (curve.py), and with several windows in a
-pipeline the longer of its two terms. d(K) is what K steps of the head take. Nothing else is known of a lookup in the slot's own text, which costs rows
+pipeline the longer of its two terms. d(K) is what the head takes where K drafts are wanted of it, of which it makes those that are
+worth it (draft_trust.py). Nothing else is known of a lookup in the slot's own text, which costs rows
 alone. For a given K a row costs the same whoever uses it, so rows go to drafts in the order of P: one walk through a sorted list for
 each K finds the maximum. Whether there are drafts at all is decided with a margin on what they cost beyond a
 window without them, or noise would switch them on; how many there are is not, as the maximum is flat and what is switched on is measured.
@@ -119,7 +120,7 @@ class Prospect:
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Seconds. ``limits``: of each limit on a window's time, its curve over the rows and how often the head's time is in it.
-    ``steps``: what 0, 1, 2, ... steps of the head take."""
+    ``steps``: what the head takes where 0, 1, 2, ... steps are wanted; it may stop before."""
 
     limits: tuple[tuple[Curve, float], ...]
     steps: tuple[float, ...]
@@ -140,15 +141,11 @@ def window_cost(stages: Sequence[Curve], windows: int, between: float, steps: Se
 
 
 def head_seconds(slots: Sequence[Prospect], cost: Cost) -> list[float]:
-    """By the number of steps wanted, what they take: a step is taken where some slot has no lookup and got a draft from the step before."""
+    """By the number of steps wanted, what they take: nothing where every slot has a lookup."""
     idle = 1.0
     for slot in slots:
         idle *= 1 - slot.unserved
-    seconds = [0.0]
-    for step in range(1, len(cost.steps)):
-        reached = 1.0 if step == 1 else max((slot.mtp[step - 2].share for slot in slots if len(slot.mtp) >= step), default=0.0)
-        seconds.append(seconds[-1] + (1 - idle) * reached * (cost.steps[step] - cost.steps[step - 1]))
-    return seconds
+    return [(1 - idle) * seconds for seconds in cost.steps]
 
 
 class Offer(NamedTuple):

@@ -163,7 +163,7 @@ class Speculation:
         return (straight(*UNKNOWN),)
 
     def _step_seconds(self, curves: Sequence[Curve]) -> list[float]:
-        """Of 0, 1, 2, ... steps of the head; more steps never take less time."""
+        """Where 0, 1, 2, ... steps of the head are wanted, of which it takes as many as are worth it; more never take less time."""
         known = self.steps.measured()
         unit = STEP_SHARE * sum(curve.at(1) for curve in curves)
         if len(known) == 1:
@@ -225,7 +225,7 @@ class Speculation:
             slots += 1
             asked = segment.draft_limits
             if asked.mtp and result.draft_source != "lookup":
-                steps = max(steps, min(asked.mtp, len(result.drafts) + 1))
+                steps = max(steps, asked.mtp)
             if run.drafts is None or segment.sampling is None:
                 continue
             if result.error or run.state is not RequestState.SEATED:

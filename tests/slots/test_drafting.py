@@ -44,10 +44,7 @@ def promised(slots: Sequence[Prospect], cost: Cost, limits: Sequence[DraftLimits
         for chance in slot.mtp[:limit.mtp]:
             share = chance.share * (1 - finds)
             rows, tokens = rows + share, tokens + share * chance.right
-    head = 0.0
-    for step in range(1, max(limit.mtp for limit in limits) + 1):
-        taken = 1.0 if step == 1 else max(slot.mtp[step - 2].share for slot in slots if len(slot.mtp) >= step)
-        head += (1 - silent) * taken * (cost.steps[step] - cost.steps[step - 1])
+    head = (1 - silent) * cost.steps[max(limit.mtp for limit in limits)]
     alone = cost.at(len(slots), 0.0)
     return tokens / (alone + margin * (cost.at(rows, head) - alone))
 

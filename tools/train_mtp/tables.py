@@ -16,8 +16,8 @@ from tools.train_mtp.head import Head
 from tools.train_mtp.held_out import TEMPERATURES, Text, load_texts, noise
 from tools.train_mtp.trunk import Trunk
 
-USUAL = "2,048 ids and those of the text"
-VOCABULARIES = {"all 49,152 ids": 49152, "16,384 ids": 16384, "8,192 ids": 8192, "4,096 ids": 4096, USUAL: 4096}
+USUAL = "1,024 ids and those of the text"
+VOCABULARIES = {"all 49,152 ids": 49152, "16,384 ids": 16384, "8,192 ids": 8192, "4,096 ids": 4096, USUAL: 2048}
 """By which ids may be drafted: how many there are at a time."""
 GROUPS = (("greedy chat", "chat", 0.0), ("greedy plain", "plain", 0.0), ("greedy all", "", 0.0), ("T=0.7 all", "", 0.7))
 
