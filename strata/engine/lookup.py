@@ -100,7 +100,7 @@ def longest_match(tokens: NDArray[np.int32]) -> tuple[int, int]:
 
 def following(tokens: NDArray[np.int32], start: int, count: int) -> Tokens:
     """``count`` tokens from ``start`` on; behind the last of ``tokens`` come those from ``start`` on again."""
-    return tuple(np.resize(tokens[start:], count).tolist())
+    return tuple(np.resize(tokens[start:start + count], count).tolist())
 
 
 def continuation(tokens: NDArray[np.int32], least: int, count: int) -> Tokens:

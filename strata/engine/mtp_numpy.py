@@ -56,7 +56,7 @@ class NumpyMtp:
         return self.model.output if own is None else self.model.ops.matrix([dequantize(own)])
 
     def admit(self, places: Ids, tokens: Ids) -> None:
-        """As MtpBlock."""
+        """As MtpBlock; only for a part of the vocabulary, whose output matrix is the head's own."""
         self.output.weights[places] = self.output_rows(tokens)
 
     def run(self, window: Window, hidden: Floats, wanted: Sequence[int]) -> tuple[Floats, Floats]:

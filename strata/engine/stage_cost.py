@@ -3,7 +3,7 @@
 Cost model. A window reads every matrix once, whatever its rows, and of experts those that a row goes to, so a tensor takes its bytes in
 the device's layout divided by the bytes a second that products in this layout were measured to read (device_rates.py; on the CPU and the
 emulated device, where nothing is measured, bytes are seconds, divided by the stage's threads). The last stage has the output
-matrix too and, where drafts are on, ``spec`` - 1 passes through a block that drafts and through the part of the output matrix that
+matrix too and, where drafts are on, up to three passes through a block that drafts and through the part of the output matrix that
 holds the tokens it may draft. Keys and values are left out: they cost every layer the same.
 """
 

@@ -73,7 +73,7 @@ def keeps_rows_apart(columns: int, tiles: Tiles) -> bool:
 
 
 def padded(rows: int) -> int:
-    """The number of rows, no smaller, that is multiplied soonest (tools/bench_ops.py has the times)."""
+    """The number of rows, no smaller, that is multiplied soonest (docs/LOG.md has the times)."""
     return 2 if rows == 1 else rows + (rows % 4 == 3)
 
 

@@ -3,37 +3,32 @@
 Theory. Where the weights' way through memory dominates, time is nearly a line in the rows, and the line through all that was measured is
 the least noisy guess. But kernels take rows in pairs, fours or tiles: on processors a third row costs a tenth of a window and a fourth nothing.
 So each measured number of rows keeps its own time as far as it was measured often, drawn to the line where it was not; no number of rows
-is taken to be quicker than fewer; and what lies between two of them is read off between them.
+is taken to be quicker than fewer; what lies between two of them is read off between them, and behind the last it goes on as the line.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from operator import mul
 from typing import NamedTuple
 
 PRIOR = 8.0
 """The line counts for as much as so many windows."""
-BEYOND = 64
-"""Rows for which the curve goes on as the line does, behind the last that was measured."""
 
 
 class Curve(NamedTuple):
-    """Seconds by rows: straight between the knots, and on in the direction of the outermost two. Two knots at least, ``rows`` rising."""
+    """``seconds`` for 0, 1, 2, ... rows, two at least; straight between whole rows, and on as between the last two."""
 
-    rows: tuple[float, ...]
     seconds: tuple[float, ...]
 
     def at(self, rows: float) -> float:
-        right = min(max(bisect_right(self.rows, rows), 1), len(self.rows) - 1)
-        start, end = self.rows[right - 1], self.rows[right]
-        first, last = self.seconds[right - 1], self.seconds[right]
-        return first + (last - first) * (rows - start) / (end - start)
+        whole = min(int(rows), len(self.seconds) - 2)
+        first, last = self.seconds[whole], self.seconds[whole + 1]
+        return first + (last - first) * (rows - whole)
 
 
 def straight(fixed: float, per_row: float) -> Curve:
-    return Curve((0.0, 1.0), (fixed, fixed + per_row))
+    return Curve((fixed, fixed + per_row))
 
 
 def line(rows: Sequence[int], seconds: Sequence[float], weights: Sequence[float]) -> tuple[float, float]:
@@ -66,6 +61,10 @@ def fitted(rows: Sequence[int], seconds: Sequence[float], weights: Sequence[floa
         (weight * value + PRIOR * (fixed + per_row * number)) / (weight + PRIOR)
         for number, value, weight in zip(rows, seconds, weights)
     ]
-    knots = rising(drawn, weights)
-    ends = max(0.0, knots[0] - per_row * rows[0]), knots[-1] + per_row * BEYOND
-    return Curve((0.0, *rows, rows[-1] + float(BEYOND)), (ends[0], *knots, ends[1]))
+    knots = rising(drawn, [weight + PRIOR for weight in weights])
+    found, at = [max(0.0, knots[0] - per_row * rows[0])], 0
+    for number, knot in zip(rows, knots):
+        start, first = at, found[-1]
+        found += [first + (knot - first) * (row - start) / (number - start) for row in range(start + 1, number + 1)]
+        at = number
+    return Curve((*found, found[-1] + per_row))

@@ -9,10 +9,10 @@ step serves all slots. For the slots s of a window, with k_s drafts wanted by ea
 
 t(R) is the time until a window of R rows is back: a curve through what grouping.py measures (curve.py), and with several windows in a
 pipeline the longer of its two terms. d(K) is what the head takes where K drafts are wanted of it, of which it makes those that are
-worth it (draft_trust.py). Nothing else is known of a lookup in the slot's own text, which costs rows
-alone. For a given K a row costs the same whoever uses it, so rows go to drafts in the order of P: one walk through a sorted list for
-each K finds the maximum. Whether there are drafts at all is decided with a margin on what they cost beyond a
-window without them, or noise would switch them on; how many there are is not, as the maximum is flat and what is switched on is measured.
+worth it (draft_trust.py). Nothing else is known of a lookup in the slot's own text, which costs rows alone. For a given K a row costs the
+same whoever uses it, so rows go to drafts in the order of P: one walk through a sorted list for each K finds the maximum, unless speed
+falls by a tenth on the way. Whether there are drafts at all is decided with a margin on what they cost beyond a window without them, or
+noise would switch them on; how many there are is not, as the maximum is flat and what is switched on is measured.
 
 A slot's own counts are few, so p and q start from the whole server's, as if so many windows had been seen. The server's for a depth
 nobody has tried start from the depth before: acceptance hardly falls with depth.
@@ -35,9 +35,11 @@ FIRST_GUESS = {"mtp": (1.0, 0.5), "lookup": (0.2, 0.5)}
 """Before anything was seen: the share of windows in which a source gives a draft, and the chance that it is right."""
 MARGIN = 1.15
 """Drafts must pay even if they cost so many times what they do."""
+FEW = 4
+"""Of more steps of the head than this only every so manieth number is looked at."""
 NEAR = 0.9
 """Behind so much of the fastest, no more drafts are looked at: rows that cost nothing may follow one that costs a lot."""
-LEAST = 0.01
+LEAST = 0.03
 """Of a draft that is given and accepted; from one less likely on nobody wants more."""
 
 
@@ -130,12 +132,11 @@ class Cost:
 
 
 def window_cost(stages: Sequence[Curve], windows: int, between: float, steps: Sequence[float]) -> Cost:
-    """``stages``: the time of each by rows, with the same knots. The head is on the last. ``windows``: that share the pipeline."""
-    rows = stages[0].rows
-    trip = Curve(rows, tuple(sum(seconds) + between for seconds in zip(*(stage.seconds for stage in stages)))), 1.0
+    """``stages``: the time of each, for as many rows. The head is on the last. ``windows``: that share the pipeline."""
+    trip = Curve(tuple(sum(seconds) + between for seconds in zip(*(stage.seconds for stage in stages)))), 1.0
     if windows == 1:
         return Cost((trip,), tuple(steps))
-    busiest = [(Curve(rows, tuple(windows * seconds for seconds in stage.seconds)), 0.0) for stage in stages]
+    busiest = [(Curve(tuple(windows * seconds for seconds in stage.seconds)), 0.0) for stage in stages]
     busiest[-1] = busiest[-1][0], float(windows)
     return Cost((trip, *busiest), tuple(steps))
 
@@ -190,6 +191,8 @@ def fastest(offers: Sequence[Offer], slots: int, cost: Cost, heads: Sequence[flo
     alone = cost.at(slots, 0.0)
     best, choice = slots / alone, Choice()
     for steps, head in enumerate(heads):
+        if steps > FEW and steps % FEW and steps < len(heads) - 1:
+            continue
         offered = [offer for offer in offers if offer.source == "lookup" or offer.depth <= steps]
         rows = tokens = float(slots)
         last = 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -59,7 +61,7 @@ def test_a_text_grows_by_what_is_new(prompt: list[int], windows: list[list[int]]
 
 
 def ask(slot: int, prompt: Tokens, generated: list[int], picks: Tokens, limits: DraftLimits, name: str = "r") -> Ask:
-    segment = Segment(f"{name}{slot}", slot, 0, (0,), (0,), Sampling(), history=(prompt, generated), draft_limits=limits)
+    segment = Segment(f"{name}{slot}", slot, 0, (0,), (0,), Sampling(temperature=0), history=(prompt, generated), draft_limits=limits)
     return Ask(segment, picks, limits.lookup)
 
 
@@ -87,6 +89,20 @@ def test_without_a_head_to_ask_shorter_matches_count() -> None:
 
 COPY = tuple(range(20)) * 2  # its last tokens occurred 20 places before
 CHANCE = (*range(30), 3, 4, 5)  # a match of three tokens
+
+
+def test_a_chain_grows_the_match_and_drawn_ones_are_others() -> None:
+    """A match of three: its first drafts are right, its fourth, by then at a match of six, is not."""
+    lookup, limits = Lookup(), DraftLimits(mtp=3, lookup=8)
+    for number in range(60):
+        asked = ask(0, CHANCE[:-1], [], CHANCE[-1:], limits, f"{number}")
+        drafts, = lookup.propose([asked])
+        check(lookup, asked, drafts, min(3, len(drafts)))
+    assert [lookup.trust.chance(sort) > 0.9 for sort in (2, 3, 4, 5)] == [True, True, True, False]
+    longer = ask(0, tuple(range(30)) + (2, 3, 4), [], (5,), limits, "longer")  # a match of four
+    assert [len(drafts) for drafts in lookup.propose([asked]) + lookup.propose([longer])] == [3, 2]
+    drawn = replace(asked, segment=replace(asked.segment, sampling=Sampling(temperature=1.0)))
+    assert len(lookup.propose([drawn])[0]) == 8
 
 
 def check(lookup: Lookup, asked: Ask, drafts: Tokens, accepted: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from strata.engine.draft_trust import LEAST_CHANCE, MOST, PRIOR, RETRY, SORTS, Trust
+from strata.engine.draft_trust import GO_ON, LEAST_CHANCE, MOST, PRIOR, RETRY, SORTS, Trust
+from strata.messages import Segment, SegmentResult, Tokens
 
 
 def taught(probability: float, right: int, tried: int) -> Trust:
@@ -65,3 +66,37 @@ def test_old_counts_fade() -> None:
     for _ in range(MOST):
         trust.learn(sort, True)
     assert trust.chance(sort) > 0.6
+
+
+def test_a_whole_chain_is_cut_where_it_is_no_longer_worth_it() -> None:
+    """Guesses at one half: four of them are right together less often than a tenth of the time."""
+    trust = taught(0.5, 599, 1201)
+    sort = trust.sort(0.5, False)
+    assert trust.worth([sort] * 9) == 3 and trust.worth([sort] * 2) == 2 and trust.worth([]) == 0
+
+
+def test_the_head_goes_on_behind_what_is_rather_sure() -> None:
+    assert Trust().goes_on(GO_ON) and not Trust().goes_on(GO_ON - 0.01)
+    assert Trust(0).goes_on(0.0), "every draft is made"
+
+
+def segment(drafts: Tokens, slot: int = 0, name: str = "r") -> Segment:
+    return Segment(name, slot, 0, (1, *drafts), (0,), num_drafts=len(drafts))
+
+
+@pytest.mark.parametrize("window, accepted, error, tried, right", [
+    (segment((7, 8, 9)), 3, "", [1, 1, 1], [1, 1, 1]),
+    (segment((7, 8, 9)), 1, "", [1, 1, 0], [1, 0, 0]),  # the third was not reached
+    (segment((7, 8)), 2, "", [1, 1, 0], [1, 1, 0]),  # there was no row for the third
+    (segment((7, 8, 9)), 0, "NaN", [0, 0, 0], [0, 0, 0]),
+    (segment((7, 5)), 1, "", [0, 0, 0], [0, 0, 0]),
+    (segment((7, 8, 9), name="s"), 3, "", [0, 0, 0], [0, 0, 0]),
+    (segment((7, 8, 9), slot=1), 3, "", [0, 0, 0], [0, 0, 0]),
+    (segment(()), 0, "", [0, 0, 0], [0, 0, 0]),
+])  # fmt: skip
+def test_what_was_checked_is_learnt_once(window: Segment, accepted: int, error: str, tried: list[int], right: list[int]) -> None:
+    trust = Trust()
+    trust.proposed(segment(()), (7, 8, 9), (3, 4, 5))
+    for _ in range(2):
+        trust.checked(window, SegmentResult((0,) * (accepted + 1), accepted, error=error))
+    assert (trust._tried[3:6], trust._right[3:6]) == (tried, right)

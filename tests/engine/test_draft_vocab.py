@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from strata.engine.draft_vocab import NO_PLACE, DraftVocabulary
 from strata.messages import DraftLimits
-from tests.engine.drafting import TINY, Player, Talk, engine_of, exact, pages_of, rewritten
+from strata.weights.writer import StoredTensor
+from tests.engine.drafting import HEAD, TINY, Player, Talk, engine_of, exact, floats, pages_of, rewritten
 
 VOCAB = 40
 frequent = st.permutations(range(VOCAB)).flatmap(lambda ids: st.integers(1, VOCAB).map(lambda count: ids[:count]))
@@ -66,3 +67,23 @@ def test_a_head_drafts_what_its_texts_have_said(tmp_path: Path) -> None:
     first, second = talks
     assert first.generated == second.generated == arrays["greedy"][:len(first.generated)].tolist()
     assert first.accepted < second.accepted == second.drafted
+
+
+def test_every_head_takes_up_rows_of_its_own_output_matrix(tmp_path: Path) -> None:
+    rows = np.random.default_rng(3).standard_normal((2, 512, 256)).astype(np.float32)
+
+    def two_heads(metadata: dict[str, object], tensors: dict[str, StoredTensor]) -> None:
+        exact(metadata, tensors)
+        metadata["strata.draft_vocab"] = np.arange(100, 108, dtype=np.int32)
+        for name in [name for name in tensors if name.startswith(HEAD)]:
+            tensors["blk.5." + name[len(HEAD):]] = tensors[name]
+        for block in (4, 5):
+            tensors[f"blk.{block}.nextn.shared_head_head.weight"] = floats(rows[block - 4])
+
+    with engine_of(rewritten("glm4moe-accept-all-iq3s", tmp_path / "model.gguf", two_heads), spec=4) as engine:
+        Player(engine).play([Talk((5, 6, 7, 8), pages_of(0, 64), limits=(DraftLimits(3),))])
+        source = engine._draft._sources[1]  # type: ignore[union-attr]
+        ids = source._choose.vocabulary.ids  # type: ignore[attr-defined]
+        assert set(ids[:4]) == set(range(100, 104)) and not set(ids[4:]) & set(range(100, 108))
+        for number, block in enumerate(source._blocks):  # type: ignore[attr-defined]
+            assert np.array_equal(block.output.weights, rows[number][ids])

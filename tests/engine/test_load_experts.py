@@ -117,9 +117,10 @@ def test_a_split_counts_what_a_row_reads() -> None:
     """Two of eight experts; and the draft block goes with the last stage."""
     with GGUFFile.open(GLM4MOE) as file:
         config = read_config(file)
-        plain, drafting = (costs(Settings(spec=spec), file, config, float_seconds(config, 1)) for spec in (1, 3))
+        plain, drafting, usual, most = (costs(Settings(spec=spec), file, config, float_seconds(config, 1)) for spec in (1, 3, 4, 16))
     attention = 4 * (2 * 256 * 256 + 2 * 128 * 256 + 256 + 128 + 128 + 256 + 64 + 64 + 256)
     assert plain.layers[0] == attention + 4 * 3 * 512 * 256
     assert plain.layers[1:] == (attention + 4 * (3 * 256 * 256 + 8 * 256 + 8) + 2 * ONE,) * 3
     assert plain.last == 4 * 512 * 256 and drafting.layers == plain.layers
+    assert most == usual, "a head seldom takes more than three steps"
     assert drafting.last == plain.last + 2 * (plain.layers[1] + 4 * (2 * 256 * 256 + 3 * 256) + plain.last)

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_info
 from strata.engine import products
 from strata.engine.products import Arena, Matrix, RowFrame, block_rows, cuts, grid_product, grouped_product
 from strata.engine.threads import Threads
-from strata.engine.tiles import Tiles, has_small_kernels
+from strata.engine.tiles import Tiles, has_small_kernels, padded
 
 
 def random_matrix(rows: int, columns: int) -> Matrix:
@@ -173,3 +173,7 @@ def test_close_ends_the_threads_and_gives_blas_its_own_back() -> None:
     for worker in workers:
         worker.join(timeout=60)
         assert not worker.is_alive()
+
+
+def test_rows_that_are_dear_go_with_one_more() -> None:
+    assert [padded(rows) for rows in range(1, 10)] == [2, 2, 4, 4, 5, 6, 8, 8, 9]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.slots.curve import BEYOND, PRIOR, Curve, fitted, line, rising, straight
+from strata.slots.curve import Curve, fitted, line, rising, straight
 
 weighted = st.tuples(st.integers(1, 32), st.floats(0.001, 10), st.integers(1, 9))
 
@@ -52,13 +52,14 @@ def test_what_was_measured_often_keeps_its_time() -> None:
     fixed, per_row = line(rows, seconds, [1] * 6)
     assert [sure.at(each) for each in rows] == pytest.approx(seconds, abs=1e-4)
     assert [unsure.at(each) for each in rows] == pytest.approx([fixed + per_row * each for each in rows], abs=1e-4)
-    half, = {fitted(rows, seconds, [PRIOR] * 6).at(1)}
-    assert half == pytest.approx((1.0 + fixed + per_row) / 2)
+    assert fitted(rows, seconds, [8] * 6).at(1) == pytest.approx((1.0 + fixed + per_row) / 2), "the line is worth eight windows"
     assert sure.at(4.5) == pytest.approx(1.3, abs=1e-4), "between two it is read off between them"
-    assert sure.at(6 + BEYOND / 2) == pytest.approx(1.4 + per_row * BEYOND / 2, abs=1e-3), "behind the last it goes on as the line"
+    assert sure.at(38.5) == pytest.approx(1.4 + per_row * 32.5, abs=1e-3), "behind the last it goes on as the line"
     assert sure.at(0.5) == pytest.approx(1.0 - per_row / 2, abs=1e-3)
+    gap = fitted((2, 6), (1.0, 3.0), [1e6] * 2)
+    assert [gap.at(each) for each in (1, 2, 3, 4, 5, 6, 7, 9)] == pytest.approx([0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4.5], abs=1e-4)
 
 
 def test_a_straight_one() -> None:
     assert [straight(0.5, 0.25).at(rows) for rows in (0, 1, 6)] == [0.5, 0.75, 2.0]
-    assert Curve((1.0, 2.0), (1.0, 3.0)).at(0.5) == 0.0
+    assert Curve((1.0, 3.0, 4.0)).at(0.5) == 2.0
