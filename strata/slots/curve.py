@@ -1,9 +1,10 @@
 """What a window of so many rows takes, from a few measured numbers of rows.
 
 Theory. Where the weights' way through memory dominates, time is nearly a line in the rows, and the line through all that was measured is
-the least noisy guess. But kernels take rows in pairs, fours or tiles: on processors a third row costs a tenth of a window and a fourth nothing.
-So each measured number of rows keeps its own time as far as it was measured often, drawn to the line where it was not; no number of rows
-is taken to be quicker than fewer; what lies between two of them is read off between them, and behind the last it goes on as the line.
+the least noisy guess. But kernels take rows in pairs, fours or tiles: on processors a third row costs a tenth of a window and a fourth
+nothing. So each measured number of rows keeps its own time as far as it was measured often, drawn to the line where it was not; no number
+of rows is taken to be quicker than fewer; what lies between two of them is read off between them, and behind the last it goes on as the
+line.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ def test_no_other_choice_promises_more(
 def test_a_windows_time_is_that_of_grouping(costs: list[tuple[float, float]], windows: int, between: float, rows: int, head: float) -> None:
     window = [fixed + per_row * rows for fixed, per_row in costs]
     window[-1] += head
-    assert window_cost([straight(*each) for each in costs], windows, between, [0.0]).at(rows, head) == pytest.approx(turn([window] * windows, between))
+    cost = window_cost([straight(*each) for each in costs], windows, between, [0.0])
+    assert cost.at(rows, head) == pytest.approx(turn([window] * windows, between))
 
 
 PLAIN = Cost(((straight(0.9, 0.1), 1.0),), (0.0, 0.065, 0.13, 0.195))

@@ -6,7 +6,6 @@ import heapq
 import random
 from collections.abc import Callable, Sequence
 
-import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
