@@ -107,6 +107,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every draft is made, however unsure."""
     monkeypatch.setattr(Trust, "is_worth", lambda self, chance, sort: True)
+    monkeypatch.setattr(Trust, "goes_on", lambda self, chance: True)
 
 
 def golden(name: str) -> tuple[Tokens, list[int]]:

@@ -144,8 +144,10 @@ def test_a_lookup_and_penalties_get_the_text_as_it_grows() -> None:
     one = house(right_for(9, "lookup"))
     one.chat("a", PROMPT, max_tokens=20)
     one.chat("b", (4, 4), max_tokens=20, sampling=Sampling(repetition_penalty=1.1))
-    live = [segment.history for window in decode(one) for segment in window.segments if segment.request_id == "a"]
-    assert live[0] is not None and live[0] == (PROMPT, one.tokens["a"]) and live[0][1] is live[-1][1], "no copies"  # type: ignore[index]
+    histories = [segment.history for window in decode(one) for segment in window.segments if segment.request_id == "a"]
+    live = [history for history in histories if history is not None]  # near the limit nothing is asked for
+    assert histories[0] is not None and live[0] == (PROMPT, one.tokens["a"])
+    assert len(live) > 2 and live[0][1] is live[-1][1], "no copies"
 
 
 # ---------------------------------------------------------------- rows and pages
