@@ -1,8 +1,8 @@
 """How many drafts are worth checking: a choice for the slots of a window together, from measured acceptance and measured costs.
 
-Theory. A slot's window that checks k drafts brings 1 + P_1 + ... + P_k tokens in expectation: P_i = p_1 * ... * p_i, where p_i is the
-chance that draft i is the model's own pick if the drafts before it were. A source does not always have a draft to give; q_i is the share
-of windows in which it gave an i-th. Every draft is a row, and a draft of the model's head (``mtp``) is a step of the head too; one
+Theory. A source does not always have a draft to give; q_i is the share of windows in which it gives an i-th, and P_i the chance that this and
+all before it are then the model's own picks. It gives many where it is sure, so P_i is more than a product of what each draft is worth. A
+slot's window for which k drafts are wanted brings 1 + q_1 * P_1 + ... + q_k * P_k tokens in expectation. Every draft is a row, and a draft of the model's head (``mtp``) is a step of the head too; one
 step serves all slots. For the slots s of a window, with k_s drafts wanted by each and K = the largest k_s of the head,
 
     T = sum_s (1 + sum_{i<=k_s} q_si * P_si) / (t(R) + d(K))      tokens/s,      R = sum_s (1 + sum_{i<=k_s} q_si)      rows
@@ -44,26 +44,26 @@ LEAST = 0.03
 
 
 class Tally:
-    """How the drafts of one source fared: windows by how many drafts were wanted, came, were reached by the check, were right."""
+    """How the drafts of one source fared: windows by how many drafts were wanted, came, were checked, were right."""
 
-    __slots__ = ("asked", "given", "reached", "right")
+    __slots__ = ("asked", "given", "checked", "right")
 
     def __init__(self, depth: int) -> None:
         self.asked = [0.0] * (depth + 1)
         self.given = [0.0] * (depth + 1)
-        self.reached = [0.0] * (depth + 1)
+        self.checked = [0.0] * (depth + 1)
         self.right = [0.0] * (depth + 1)
 
     def add(self, asked: int, given: int, checked: int, accepted: int) -> None:
         """One window: up to ``asked`` drafts wanted, ``given`` came, ``checked`` of them found a row, ``accepted`` were right."""
         self.asked[asked] += 1
         self.given[given] += 1
-        self.reached[accepted + 1 if accepted < checked else checked] += 1
+        self.checked[checked] += 1
         self.right[accepted] += 1
 
     def by_depth(self) -> Iterator[tuple[float, float, float, float]]:
-        """Of the 1st, 2nd, ... draft: windows that wanted it, got it, reached it, found it right."""
-        columns = self.asked, self.given, self.reached, self.right
+        """Of the 1st, 2nd, ... draft: windows that wanted it, got it, checked it, found it right and all before it."""
+        columns = self.asked, self.given, self.checked, self.right
         rest = [sum(column) for column in columns]
         for depth in range(1, len(self.asked)):
             rest = [left - column[depth - 1] for left, column in zip(rest, columns)]
@@ -71,38 +71,39 @@ class Tally:
 
     def fade(self, factor: float) -> None:
         """Old windows count less."""
-        for values in (self.asked, self.given, self.reached, self.right):
+        for values in (self.asked, self.given, self.checked, self.right):
             values[:] = [value * factor for value in values]
 
 
 class Chance(NamedTuple):
-    """Of a draft at some depth: ``share`` of windows that have one, and how likely it is right if those before it were."""
+    """Of a draft at some depth: ``share`` of windows that have one, and how likely it and all before it are then right."""
 
     share: float
     right: float
 
 
 def server_chances(tally: Tally, guess: tuple[float, float]) -> list[Chance]:
-    """By depth; what was not seen is taken from the depth before. Deeper drafts cannot be there more often."""
+    """By depth; what was not seen continues the depth before. Deeper drafts cannot be there more often."""
     chances: list[Chance] = []
-    last = Chance(*guess)
-    for asked, given, reached, right in tally.by_depth():
+    last, kept = Chance(guess[0], 1.0), guess[1]
+    for asked, given, checked, right in tally.by_depth():
         share = (given + WEIGHT * last.share) / (asked + WEIGHT)
-        last = Chance(min(share, last.share) if chances else share, (right + WEIGHT * last.right) / (reached + WEIGHT))
+        both = (right + WEIGHT * last.right * kept) / (checked + WEIGHT)
+        kept = min(both / last.right, 1.0) if last.right else 0.0
+        last = Chance(min(share, last.share) if chances else share, both)
         chances.append(last)
     return chances
 
 
 def slot_chances(tally: Tally, server: Sequence[Chance], depth: int) -> list[Chance]:
-    """Up to ``depth`` drafts of one slot, the first at least; ``right`` of all drafts up to there (P in the theory)."""
+    """Up to ``depth`` drafts of one slot, the first at least."""
     chances: list[Chance] = []
-    product = 1.0
-    for (asked, given, reached, right), prior in zip(tally.by_depth(), server[:depth]):
-        product *= (right + WEIGHT * prior.right) / (reached + WEIGHT)
+    for (asked, given, checked, right), prior in zip(tally.by_depth(), server[:depth]):
+        both = (right + WEIGHT * prior.right) / (checked + WEIGHT)
         share = (given + WEIGHT * prior.share) / (asked + WEIGHT)
-        if share * product < LEAST and chances:
+        if share * both < LEAST and chances:
             break
-        chances.append(Chance(share, product))
+        chances.append(Chance(share, both))
     return chances
 
 
@@ -150,13 +151,23 @@ def head_seconds(slots: Sequence[Prospect], cost: Cost) -> list[float]:
 
 
 class Offer(NamedTuple):
-    """A draft that a slot could have: ``wrong`` is minus the chance that it and all before it are right, so that offers sort by it."""
+    """A draft that a slot could have. Offers sort by ``rank``, minus the chance that it is right, but none before what it builds on.
+    ``share``: of windows that have it, so of a row; ``gain``: of a token."""
 
-    wrong: float
+    rank: float
     place: int
     source: DraftSource
     depth: int
     share: float
+    gain: float
+
+
+def offers_of(place: int, source: DraftSource, chances: Sequence[Chance], times: float) -> Iterator[Offer]:
+    """``times``: the share of windows in which the source is asked."""
+    rank = -1.0
+    for depth, one in enumerate(chances, 1):
+        rank = max(rank, -one.right)
+        yield Offer(rank, place, source, depth, times * one.share, times * one.share * one.right)
 
 
 class Choice(NamedTuple):
@@ -171,8 +182,8 @@ def choose(slots: Sequence[Prospect], cost: Cost) -> list[DraftLimits]:
     """Drafts wanted by each slot, so that all of them together get the most tokens per second; see the head of this file."""
     offers: list[Offer] = []
     for place, slot in enumerate(slots):
-        offers += [Offer(-one.right, place, "lookup", depth, one.share) for depth, one in enumerate(slot.lookup, 1)]
-        offers += [Offer(-one.right, place, "mtp", depth, one.share * slot.unserved) for depth, one in enumerate(slot.mtp, 1)]
+        offers += offers_of(place, "lookup", slot.lookup, 1.0)
+        offers += offers_of(place, "mtp", slot.mtp, slot.unserved)
     offers.sort()
     alone, heads = cost.at(len(slots), 0.0), head_seconds(slots, cost)
     choice = fastest(offers, len(slots), cost, heads, 1.0)
@@ -198,7 +209,7 @@ def fastest(offers: Sequence[Offer], slots: int, cost: Cost, heads: Sequence[flo
         last = 0.0
         for count, offer in enumerate(offered, 1):
             rows += offer.share
-            tokens -= offer.share * offer.wrong
+            tokens += offer.gain
             extra = cost.at(rows, head) - alone
             speed = tokens / (alone + margin * extra)
             if speed < NEAR * last:
