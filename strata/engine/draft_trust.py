@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from strata.messages import Segment, SegmentResult, Tokens
 
-LEAST_CHANCE = 0.1
+LEAST_CHANCE = 0.08
 GO_ON = 0.25
 PRIOR = 4
 MOST = 256

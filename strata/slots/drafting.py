@@ -29,7 +29,7 @@ from typing import NamedTuple
 from strata.messages import DraftLimits, DraftSource
 from strata.slots.curve import Curve
 
-WEIGHT = 6.0
+WEIGHT = 16.0
 """Windows that the prior of a chance counts for."""
 FIRST_GUESS = {"mtp": (1.0, 0.5), "lookup": (0.2, 0.5)}
 """Before anything was seen: the share of windows in which a source gives a draft, and the chance that it is right."""
