@@ -1,9 +1,10 @@
 """How many drafts are worth checking: a choice for the slots of a window together, from measured acceptance and measured costs.
 
-Theory. A source does not always have a draft to give; q_i is the share of windows in which it gives an i-th, and P_i the chance that this and
-all before it are then the model's own picks. It gives many where it is sure, so P_i is more than a product of what each draft is worth. A
-slot's window for which k drafts are wanted brings 1 + q_1 * P_1 + ... + q_k * P_k tokens in expectation. Every draft is a row, and a draft of the model's head (``mtp``) is a step of the head too; one
-step serves all slots. For the slots s of a window, with k_s drafts wanted by each and K = the largest k_s of the head,
+Theory. A source does not always have a draft to give; q_i is the share of windows in which it gives an i-th, and P_i the chance that this
+and all before it are then the model's own picks. It gives many where it is sure, so P_i is more than a product of what each draft is
+worth. A slot's window for which k drafts are wanted brings 1 + q_1 * P_1 + ... + q_k * P_k tokens in expectation. Every draft is a row, and
+a draft of the model's head (``mtp``) is a step of the head too; one step serves all slots. For the slots s of a window, with k_s drafts
+wanted by each and K = the largest k_s of the head,
 
     T = sum_s (1 + sum_{i<=k_s} q_si * P_si) / (t(R) + d(K))      tokens/s,      R = sum_s (1 + sum_{i<=k_s} q_si)      rows
 
@@ -33,8 +34,8 @@ WEIGHT = 16.0
 """Windows that the prior of a chance counts for."""
 FIRST_GUESS = {"mtp": (1.0, 0.5), "lookup": (0.2, 0.5)}
 """Before anything was seen: the share of windows in which a source gives a draft, and the chance that it is right."""
-MARGIN = 1.15
-"""Drafts must pay even if they cost so many times what they do."""
+MARGIN = 1.3
+"""Drafts must pay even if they cost so many times what they do: slots that are unlike end apart, and fewer share what is left."""
 FEW = 4
 """Of more steps of the head than this only every so manieth number is looked at."""
 NEAR = 0.9

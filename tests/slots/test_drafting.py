@@ -166,8 +166,8 @@ def test_what_is_given_where_it_is_sure_is_worth_more_than_a_product() -> None:
         tally.add(3, 1, 1, 0)
         tally.add(3, 3, 3, 3)
     for found in (server_chances(tally, FIRST_GUESS["mtp"]), slot_chances(tally, [Chance(1.0, 0.5)] * 3, 3)):
-        assert [chance.share for chance in found] == pytest.approx([1, 0.5, 0.5], abs=0.01)
-        assert [chance.right for chance in found] == pytest.approx([0.5, 1, 1], abs=0.01)
+        assert [chance.share for chance in found] == pytest.approx([1, 0.5, 0.5], abs=0.02)
+        assert [chance.right for chance in found] == pytest.approx([0.5, 1, 1], abs=0.02)
 
 
 def test_a_slot_starts_as_the_server_and_goes_its_own_way() -> None:
