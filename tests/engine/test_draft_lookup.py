@@ -123,8 +123,8 @@ def test_what_short_matches_bring_is_learnt_apart_from_long_ones() -> None:
         given.append(len(drafts[0]))
         check(lookup, long, drafts[1], 8)
         check(lookup, short, drafts[0], 0)
-    assert given[0] == 8 and set(given[-20:]) == {0}
-    assert sorted(given, reverse=True) == given
+    first = given.index(0)
+    assert set(given[:first]) == {8} and first < 50 and sum(count > 0 for count in given[first:]) <= 1, given
 
 
 def test_a_draft_that_was_never_checked_teaches_nothing() -> None:

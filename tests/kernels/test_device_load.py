@@ -23,7 +23,7 @@ from strata.request import Sampling
 from strata.weights.gguf import GGUFFile
 from tests.engine.running import TINY
 
-SETTINGS = replace(Settings(model=str(TINY)), batch=2, context=300, chunk=64)
+SETTINGS = replace(Settings(model=str(TINY)), batch=2, context=300, chunk=64, spec=4)
 
 
 def size_engine(settings, file, config, spans, free, packed_first=None):
