@@ -3,9 +3,9 @@
     python tools/bench_drafts.py --model models/SmolLM2-135M-Instruct.Q4_1.gguf --mtp configs/heads/smollm2-135m-mtp.gguf
 
 Forty prompts (20 chat, 20 plain text, topics held out from training; or, with ``--ask copy``, requests to repeat some lines of Python, as
-an agent does that rewrites a file) in five lots of eight. Both servers run all the time and take turns
-lot by lot, first the one, then the other first; within a lot the clients come one after the other, or eight at once. The figure is the
-median over the lots. Answers must be equal to the letter: exit 1 if one is not. Prints a table and one JSON line.
+an agent does that rewrites a file). Both servers run all the time and take turns, first the one, then the other first. One client asks
+a fifth of the prompts in each of five turns; several clients share all forty in every turn, each taking the next prompt when it has its
+answer. The figure is the median over the turns. Answers must be equal to the letter: exit 1 if one is not. Prints a table and one JSON line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tools.bench_serve import own_server  # noqa: E402
 from tools.httpclient import Answer, Client  # noqa: E402
 from tools.train_mtp.topics import HELD_OUT_CHAT, HELD_OUT_PLAIN  # noqa: E402
 
-LOTS = 5
+TURNS = 5
 COPIED_LINES = 16
 
 
@@ -47,8 +47,8 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Lot:
-    """What one server did with one lot."""
+class Turn:
+    """What one server did in one turn."""
 
     tokens: int
     seconds: float
@@ -76,46 +76,53 @@ def copied() -> list[Ask]:
 ASKS = {"held-out": held_out, "copy": copied}
 
 
-def lots(asks: list[Ask]) -> list[list[Ask]]:
-    return [asks[number::LOTS] for number in range(LOTS)]
+def turns(asks: list[Ask], clients: int) -> list[list[Ask]]:
+    """What is asked in each turn."""
+    return [asks[number::TURNS] if clients == 1 else asks for number in range(TURNS)]
 
 
-async def run_lot(url: str, asks: list[Ask], at_once: bool, tokens: int, temperature: float) -> Lot:
-    """One after the other: seconds between the first and the last token of each. At once: seconds from start to end."""
-    client, begin = Client(url), time.monotonic()
-    calls = [client.stream(*ask.request(tokens, temperature)) for ask in asks]
-    answers = list(await asyncio.gather(*calls)) if at_once else [await call for call in calls]
-    total = time.monotonic() - begin
+async def run_turn(url: str, asks: list[Ask], clients: int, tokens: int, temperature: float) -> Turn:
+    """One client: seconds between the first and the last token of each answer, summed. Several: seconds from start to end."""
+    begin, waiting = time.monotonic(), iter(asks)
+
+    async def work() -> list[tuple[Ask, Answer]]:
+        client = Client(url)
+        return [(ask, await client.stream(*ask.request(tokens, temperature))) for ask in waiting]
+
+    answered = [pair for pairs in await asyncio.gather(*(work() for _ in range(clients))) for pair in pairs]
+    total, answers = time.monotonic() - begin, [answer for _, answer in sorted(answered, key=lambda pair: pair[0].text)]
     for answer in answers:
         if answer.status != 200 or answer.error:
             raise SystemExit(f"{url} answered {answer.status}: {answer.error[:300]}")
-    return counted(answers, total if at_once else sum(answer.timings["predicted_ms"] for answer in answers) / 1e3)
+    return counted(answers, sum(answer.timings["predicted_ms"] for answer in answers) / 1e3 if clients == 1 else total)
 
 
-def counted(answers: list[Answer], seconds: float) -> Lot:
+def counted(answers: list[Answer], seconds: float) -> Turn:
     accepted = sum(answer.timings["draft_n_accepted"] for answer in answers)
     tokens = sum(answer.generated for answer in answers)
-    return Lot(
+    return Turn(
         tokens, seconds, sum(answer.timings["draft_n"] for answer in answers), accepted,
         tokens - len(answers) - accepted,  # the prompt's window picks the first token, every other window one and what it accepts
         tuple(answer.text for answer in answers),
     )
 
 
-def compare(urls: dict[str, str], at_once: bool, options: argparse.Namespace, temperature: float) -> dict[str, Any]:
-    """Both servers over all lots, by turns."""
-    runs: dict[str, list[Lot]] = {name: [] for name in urls}
-    for number, asks in enumerate(lots(ASKS[options.ask]())):
+def compare(urls: dict[str, str], clients: int, options: argparse.Namespace, temperature: float) -> dict[str, Any]:
+    """Both servers, by turns."""
+    runs: dict[str, list[Turn]] = {name: [] for name in urls}
+    for number, asks in enumerate(turns(ASKS[options.ask](), clients)):
         for name in list(urls)[:: -1 if number % 2 else 1]:
-            runs[name].append(asyncio.run(run_lot(urls[name], asks, at_once, options.tokens, temperature)))
+            runs[name].append(asyncio.run(run_turn(urls[name], asks, clients, options.tokens, temperature)))
+        speeds = ", ".join(f"{name} {done[-1].speed:.1f} tok/s" for name, done in runs.items())
+        print(f"T={temperature:g}, {clients} at once, turn {number + 1} of {TURNS}: {speeds}", file=sys.stderr, flush=True)
     plain, drafted = runs["plain"], runs["drafts"]
-    accepted, windows = sum(lot.accepted for lot in drafted), sum(lot.windows for lot in drafted)
+    accepted, windows = sum(turn.accepted for turn in drafted), sum(turn.windows for turn in drafted)
     return {
-        "plain tok/s": statistics.median(lot.speed for lot in plain),
-        "drafts tok/s": statistics.median(lot.speed for lot in drafted),
+        "plain tok/s": statistics.median(turn.speed for turn in plain),
+        "drafts tok/s": statistics.median(turn.speed for turn in drafted),
         "ratio": statistics.median(after.speed / before.speed for before, after in zip(plain, drafted)),
         "accepted per window": accepted / max(1, windows),
-        "acceptance": accepted / max(1, sum(lot.drafted for lot in drafted)),
+        "acceptance": accepted / max(1, sum(turn.drafted for turn in drafted)),
         "different texts": sum(a != b for before, after in zip(plain, drafted) for a, b in zip(before.texts, after.texts)),
     }
 
@@ -127,9 +134,10 @@ def main() -> int:
     parser.add_argument("--spec", default="0", help="of the server with drafts (default: as many as its own default)")
     parser.add_argument("--ask", choices=tuple(ASKS), default="held-out", help="what is asked for (%(default)s)")
     parser.add_argument("--tokens", type=int, default=96, help="per answer (%(default)s)")
-    parser.add_argument("--temperatures", type=lambda text: [float(part) for part in text.split(",")], default=[0.0, 0.7], metavar="0,0.7")
-    parser.add_argument("--clients", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8], metavar="1,8",
-                        help="1: one after the other; 8: a lot at once")
+    parser.add_argument("--temperatures", type=lambda text: [float(part) for part in text.split(",")], default="0,0.7", metavar="0,0.7",
+                        help="(%(default)s)")
+    parser.add_argument("--clients", type=lambda text: [int(part) for part in text.split(",")], default="1,8", metavar="1,8",
+                        help="at once (%(default)s)")
     parser.add_argument("server", nargs="*", help="after --: further arguments of both servers")
     options = parser.parse_args()
     head = ["--mtp", options.mtp] if options.mtp else []
@@ -141,9 +149,9 @@ def main() -> int:
         }
         for temperature in options.temperatures:
             for clients in options.clients:
-                row = compare(urls, clients > 1, options, temperature)
+                row = compare(urls, clients, options, temperature)
                 found[f"T={temperature:g}, {clients} at once"] = row
-    print(f"\n40 prompts, up to {options.tokens} tokens each, medians of {LOTS} lots\n")
+    print(f"\n40 prompts, up to {options.tokens} tokens each, medians of {TURNS} turns\n")
     keys = list(next(iter(found.values())))
     print(f"| | {' | '.join(keys)} |\n| --- |{' ---: |' * len(keys)}")
     for name, row in found.items():

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from strata.messages import Segment, SegmentResult, Tokens
 
 LEAST_CHANCE = 0.08
-GO_ON = 0.25
+GO_ON = 0.2
 PRIOR = 4
 MOST = 256
 RETRY = 64

@@ -12,8 +12,9 @@ t(R) is the time until a window of R rows is back: a curve through what grouping
 pipeline the longer of its two terms. d(K) is what the head takes where K drafts are wanted of it, of which it makes those that are
 worth it (draft_trust.py). Nothing else is known of a lookup in the slot's own text, which costs rows alone. For a given K a row costs the
 same whoever uses it, so rows go to drafts in the order of P: one walk through a sorted list for each K finds the maximum, unless speed
-falls by a tenth on the way. Whether there are drafts at all is decided with a margin on what they cost beyond a window without them, or
-noise would switch them on; how many there are is not, as the maximum is flat and what is switched on is measured.
+falls by a tenth on the way. The maximum is flat, so what drafts cost is taken for a little less: as fast, with more tokens in a window. There
+are drafts at all only where they promise a gain, more of it for many slots: the best of many noisy promises is too good, and of several
+slots those that accept much end sooner, so that the others share a window with fewer.
 
 A slot's own counts are few, so p and q start from the whole server's, as if so many windows had been seen. The server's for a depth
 nobody has tried start from the depth before: acceptance hardly falls with depth.
@@ -27,15 +28,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from strata.messages import DraftLimits, DraftSource
+from strata.messages import NO_DRAFTS, DraftLimits, DraftSource
 from strata.slots.curve import Curve
 
 WEIGHT = 16.0
 """Windows that the prior of a chance counts for."""
 FIRST_GUESS = {"mtp": (1.0, 0.5), "lookup": (0.2, 0.5)}
 """Before anything was seen: the share of windows in which a source gives a draft, and the chance that it is right."""
-MARGIN = 1.3
-"""Drafts must pay even if they cost so many times what they do: slots that are unlike end apart, and fewer share what is left."""
+GAIN, UNLIKE = 0.0125, 8
+"""By how much drafts must promise to be faster than none, for each slot of the window up to so many."""
+FLAT = 0.75
+"""How many drafts there are is decided as if they cost this much of what they do."""
 FEW = 4
 """Of more steps of the head than this only every so manieth number is looked at."""
 NEAR = 0.9
@@ -172,11 +175,11 @@ def offers_of(place: int, source: DraftSource, chances: Sequence[Chance], times:
 
 
 class Choice(NamedTuple):
-    """Some offers, what they bring in a window besides a token for each slot, and what they cost it."""
+    """Some offers. ``speed``: tokens/s that they promise; ``worth``: the same, if they cost FLAT of what they do."""
 
     offers: Sequence[Offer] = ()
-    tokens: float = 0.0
-    seconds: float = 0.0
+    speed: float = 0.0
+    worth: float = 0.0
 
 
 def choose(slots: Sequence[Prospect], cost: Cost) -> list[DraftLimits]:
@@ -186,10 +189,10 @@ def choose(slots: Sequence[Prospect], cost: Cost) -> list[DraftLimits]:
         offers += offers_of(place, "lookup", slot.lookup, 1.0)
         offers += offers_of(place, "mtp", slot.mtp, slot.unserved)
     offers.sort()
-    alone, heads = cost.at(len(slots), 0.0), head_seconds(slots, cost)
-    choice = fastest(offers, len(slots), cost, heads, 1.0)
-    if choice.offers and choice.tokens * alone <= len(slots) * MARGIN * choice.seconds:
-        choice = fastest(offers, len(slots), cost, heads, MARGIN)
+    choice = best(offers, len(slots), cost, head_seconds(slots, cost))
+    plain = len(slots) / cost.at(len(slots), 0.0)
+    if choice.speed < plain * (1 + GAIN * min(len(slots), UNLIKE)):
+        return [NO_DRAFTS] * len(slots)
     mtp, lookup = [0] * len(slots), [0] * len(slots)
     for offer in choice.offers:
         wanted = mtp if offer.source == "mtp" else lookup
@@ -197,11 +200,9 @@ def choose(slots: Sequence[Prospect], cost: Cost) -> list[DraftLimits]:
     return [DraftLimits(*both) for both in zip(mtp, lookup)]
 
 
-def fastest(offers: Sequence[Offer], slots: int, cost: Cost, heads: Sequence[float], margin: float) -> Choice:
-    """The first of ``offers`` (sorted), and the first steps of the head (``heads``: seconds by their number), that make the most tokens
-    per second, if what they cost is taken ``margin`` times; none where none pays."""
-    alone = cost.at(slots, 0.0)
-    best, choice = slots / alone, Choice()
+def best(offers: Sequence[Offer], slots: int, cost: Cost, heads: Sequence[float]) -> Choice:
+    """The first of ``offers`` (sorted), and the first steps of the head (``heads``: seconds by their number), that are worth most."""
+    alone, choice = cost.at(slots, 0.0), Choice()
     for steps, head in enumerate(heads):
         if steps > FEW and steps % FEW and steps < len(heads) - 1:
             continue
@@ -212,12 +213,12 @@ def fastest(offers: Sequence[Offer], slots: int, cost: Cost, heads: Sequence[flo
             rows += offer.share
             tokens += offer.gain
             extra = cost.at(rows, head) - alone
-            speed = tokens / (alone + margin * extra)
-            if speed < NEAR * last:
+            worth = tokens / (alone + FLAT * extra)
+            if worth < NEAR * last:
                 break
-            last = max(last, speed)
-            if speed > best:
-                best, choice = speed, Choice(offered[:count], tokens - slots, extra)
+            last = max(last, worth)
+            if worth > choice.worth:
+                choice = Choice(offered[:count], tokens / (alone + extra), worth)
     return choice
 
 
