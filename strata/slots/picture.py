@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from strata.messages import EngineFacts
+from strata.slots.desk import Desk
+from strata.slots.memory import Memory
 from strata.slots.slot import Slot
 from strata.slots.states import ConversationState, RequestState, SlotState
-from strata.slots.view import MachineView, SlotView
-
-if TYPE_CHECKING:
-    from strata.slots.machine import SlotMachine
+from strata.slots.view import Counters, MachineView, SlotView
+from strata.slots.window import Scheduler
 
 
-def picture(machine: SlotMachine, now: float) -> MachineView:
+class Machine(Protocol):
+    """What is looked at: machine.py's SlotMachine."""
+
+    facts: EngineFacts
+    memory: Memory
+    slots: list[Slot]
+    desk: Desk
+    scheduler: Scheduler
+    counters: Counters
+    draining: bool
+    dead: str
+
+
+def picture(machine: Machine, now: float) -> MachineView:
     """A frozen copy of what can be told about the machine at ``now``."""
     memory = machine.memory
     free, busy, held, shelved = memory.page_counts()
@@ -47,7 +61,7 @@ def _slot(slot: Slot, context: int, now: float) -> SlotView:
     )
 
 
-def check_integrity(machine: SlotMachine) -> None:
+def check_integrity(machine: Machine) -> None:
     """Raises ``AssertionError`` with the first thing that does not fit."""
     memory = machine.memory
     tables = [one.pages for one in memory.conversations.values()]
@@ -61,7 +75,7 @@ def check_integrity(machine: SlotMachine) -> None:
     assert sorted(queued + seated) == sorted(machine.desk.runs), "a request is nowhere, or has ended and is still there"
 
 
-def _check_conversations(machine: SlotMachine) -> None:
+def _check_conversations(machine: Machine) -> None:
     memory, size = machine.memory, machine.facts.page_tokens
     freeing = sum(transfer.freeing for transfer in memory.transfers.values())
     assert memory.freeing == freeing, f"{memory.freeing} pages counted as on their way, {freeing} are"
@@ -83,7 +97,7 @@ def _check_conversations(machine: SlotMachine) -> None:
             assert all(memory.pages.refs[page] == 1 for page in rest), f"conversation {one.id} would write a shared page"
 
 
-def _check_slots(machine: SlotMachine) -> None:
+def _check_slots(machine: Machine) -> None:
     for slot in machine.slots:
         is_busy = not slot.is_free
         assert is_busy == (slot.run is not None), f"slot {slot.id} is {slot.state.value} and its run is {slot.run}"
