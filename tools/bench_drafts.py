@@ -3,9 +3,10 @@
     python tools/bench_drafts.py --model models/SmolLM2-135M-Instruct.Q4_1.gguf --mtp configs/heads/smollm2-135m-mtp.gguf
 
 Forty prompts (20 chat, 20 plain text, topics held out from training; or, with ``--ask copy``, requests to repeat some lines of Python, as
-an agent does that rewrites a file). Both servers run all the time and take turns, first the one, then the other first. One client asks
-a fifth of the prompts in each of five turns; several clients share all forty in every turn, each taking the next prompt when it has its
-answer. The figure is the median over the turns. Answers must be equal to the letter: exit 1 if one is not. Prints a table and one JSON line.
+an agent does that rewrites a file). Both servers run all the time and take turns, first the one, then the other first. One client asks a
+fifth of the prompts in each of five turns; several clients share all forty in every turn, each taking the next prompt when it has its
+answer. The figure is the median over the turns. Answers must be equal to the letter: exit 1 if one is not. Prints a table and one JSON
+line.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ t(R) is the time until a window of R rows is back: a curve through what grouping
 pipeline the longer of its two terms. d(K) is what the head takes where K drafts are wanted of it, of which it makes those that are
 worth it (draft_trust.py). Nothing else is known of a lookup in the slot's own text, which costs rows alone. For a given K a row costs the
 same whoever uses it, so rows go to drafts in the order of P: one walk through a sorted list for each K finds the maximum, unless speed
-falls by a tenth on the way. The maximum is flat, so what drafts cost is taken for a little less: as fast, with more tokens in a window. There
-are drafts at all only where they promise a gain, more of it for many slots: the best of many noisy promises is too good, and of several
-slots those that accept much end sooner, so that the others share a window with fewer.
+falls by a tenth on the way. The maximum is flat, so what drafts cost is taken for a little less: as fast, with more tokens in a window.
+There are drafts at all only where they promise a gain, more of it for many slots: the best of many noisy promises is too good, and of
+several slots those that accept much end sooner, so that the others share a window with fewer.
 
 A slot's own counts are few, so p and q start from the whole server's, as if so many windows had been seen. The server's for a depth
 nobody has tried start from the depth before: acceptance hardly falls with depth.
