@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -72,6 +73,7 @@ def own_server(model: str, extra: list[str]) -> Iterator[tuple[str, float]]:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "strata.server", "--model", model, "--port", str(port), *extra]
     begin = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what ends this ends the server too
     process = subprocess.Popen(command, cwd=Path(__file__).resolve().parent.parent)
     try:
         url = f"http://127.0.0.1:{port}"

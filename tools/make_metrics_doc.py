@@ -30,7 +30,7 @@ set it needs one, like every other route. `configs/monitoring/` has rules, alert
 - A request is counted once, when it ends, however it ends: an aborted one is in every total and histogram that a finished one is
   in. Only generated tokens, the gaps between them and drafts count as they come.
 - What describes slots, pages and the queue is absent while the model loads. `strata_build_info` (labels `version`, `model_name`) and
-  `strata_config_info` (labels @CONFIG@) are always 1.
+  `strata_config_info` (labels @CONFIG@) are always 1 and tell what was set, 0 and auto as such.
 - Of a GPU, `strata_gpu_...` is there where NVIDIA's driver is (it is asked at each scrape, for 50 ms at most); `device` is the number or
   name of the setting `devices`.
 - On Linux the usual `process_...` metrics are there too: memory, processor time, open files, time of the start.
@@ -49,6 +49,10 @@ QUERIES = (
     (
         "How many drafts are accepted?",
         "sum(rate(vllm:spec_decode_num_accepted_tokens_total[5m])) / sum(rate(vllm:spec_decode_num_draft_tokens_total[5m]))",
+    ),
+    (
+        "How many drafts are accepted in a window that has some?",
+        "sum(rate(vllm:spec_decode_num_accepted_tokens_total[5m])) / sum(rate(vllm:spec_decode_num_drafts_total[5m]))",
     ),
     (
         "How many rows share a decode window?",

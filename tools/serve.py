@@ -1,14 +1,15 @@
 """Serve a model from a fresh checkout: python3 tools/serve.py [--wheels DIR] [server flags ...]
 
-Makes .venv, installs what the server needs, fetches SmolLM2-135M-Instruct unless a model is named (the head that drafts for it is in
-configs/heads), and becomes `python -m strata.server` with every other flag passed on. Where an NVIDIA driver and GPU are found, and no
-device is named, it installs what they need too and serves on them (--device cpu keeps to the processors). Standard library only; later
-starts need no network.
+Makes .venv, installs what the server needs, fetches SmolLM2-135M-Instruct unless a model is named (the head that
+drafts for it, by its file's name, is in configs/heads), and becomes `python -m strata.server` with every other flag
+passed on. Where an NVIDIA driver and GPU are found, and no device is named, it installs what they need too and serves
+on them (--device cpu keeps to the processors). Standard library only; later starts need no network.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Any
 
@@ -35,7 +36,8 @@ def main(arguments: list[str]) -> int:
         if model in ("", os.path.abspath(model_path(ROOT))):
             path = ensure_model(venv, wheels)
             flags = flags if model else ["--model", str(path), *flags]
-            flags = flags if loaded.origins["mtp"] != "default" else ["--mtp", str(HEAD), *flags]
+        if os.path.basename(model) in ("", model_path(ROOT).name) and loaded.origins["mtp"] == "default":
+            flags = ["--mtp", str(HEAD), *flags]
         return venv.run(["-m", "strata.server", *flags])
     except Problem as problem:
         say(f"error: {problem}")
@@ -59,6 +61,8 @@ def asked_for(flags: list[str]) -> Any:
     except SettingError as error:
         raise Problem(str(error)) from None
     if loaded.mode == "help":
+        if hasattr(signal, "SIGPIPE"):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word, as any tool
         print(f"{__doc__}\nThe server's flags:\n\n{help_text()}")
         return None
     return loaded
@@ -70,7 +74,7 @@ def check_files(loaded: Any) -> None:
         path = getattr(loaded.settings, name)
         fetched = os.path.abspath(model_path(ROOT))  # fetched where it is missing
         if path is not None and os.path.abspath(path) != fetched and not os.path.isfile(path):
-            raise Problem(f"{loaded.origins[name]}: there is no file {path}")
+            raise Problem(f"{loaded.origins[name]}: there is no file {path}; put it there, or name another with --{name.replace('_', '-')}")
 
 
 def choose_device(loaded: Any, flags: list[str]) -> tuple[tuple[str, ...], list[str]]:

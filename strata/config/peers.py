@@ -10,7 +10,7 @@ from __future__ import annotations
 _NAMES: dict[str, tuple[str, ...]] = {
     "model": ("m", "model_path"),
     "model_name": ("a", "alias", "served_model_name"),
-    "mtp": ("md", "model_draft", "speculative_model", "speculative_draft_model_path"),
+    "mtp": ("md", "model_draft", "speculative_model", "speculative_draft_model", "speculative_draft_model_path"),
     "device": ("ngl", "gpu_layers", "n_gpu_layers"),
     "devices": ("mg", "main_gpu", "tp", "tp_size", "tensor_parallel_size", "pp", "pp_size", "pipeline_parallel_size"),
     "layer_split": ("sm", "split_mode", "ts", "tensor_split"),
@@ -19,7 +19,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "kv": ("ctk", "cache_type_k", "ctv", "cache_type_v", "kv_cache_dtype"),
     "kv_memory_mib": ("gpu_memory_utilization", "mem_fraction_static", "max_total_tokens", "kv_cache_memory_bytes"),
     "chunk": ("b", "batch_size", "ub", "ubatch_size", "max_num_batched_tokens", "chunked_prefill_size"),
-    "spec": ("draft", "draft_n", "draft_max", "num_speculative_tokens", "speculative_num_steps", "speculative_num_draft_tokens"),
+    "spec": ("draft", "draft_n", "draft_max", "num_speculative_tokens", "speculative_num_steps", "speculative_num_draft_tokens",
+             "speculative_config", "speculative_algorithm"),
     "batch": ("np", "n_parallel", "max_num_seqs", "max_running_requests"),
     "conversation_cache_mib": ("cram", "cache_ram", "swap_space", "kv_offloading_size", "hicache_size"),
     "queue_size": ("max_queued_requests",),

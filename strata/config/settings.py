@@ -114,10 +114,10 @@ class Settings:
         "while they do not pay. 1: no drafts. 0: 16 on the processors; 4 on devices if the model has a head that drafts, else 1.",
         unit="tokens",
     )
-    draft_vocab: int = row(
-        Integer(0, 1 << 24), 2048, ENGINE,
+    draft_vocab: int | None = row(
+        Maybe(Integer(0, 1 << 24), "auto"), None, ENGINE,
         "Tokens that a head may draft: the most frequent ones of its file's list, of which on the processors half make room for those that "
-        "its texts say; fewer are quicker. 0: all.", unit="tokens",
+        "its texts say; fewer are quicker. 0: all. auto: 2048 on the processors, 8192 on devices.", unit="tokens",
     )
 
     batch: int = row(

@@ -24,6 +24,7 @@ from strata.weights.gguf import GGUFFile
 
 CPU_SPEC = 16  # what is copied is worth every row of it; of what is not, no more is drafted than pays (docs/LOG.md)
 DEVICE_SPEC = 4
+CPU_VOCAB, DEVICE_VOCAB = 2048, 8192  # without room for what the texts say, as on devices, it takes more to accept as much (docs/LOG.md)
 DRAFT_VOCAB = "strata.draft_vocab"
 SAME = ("embedding_length", "attention.head_count", "attention.head_count_kv", "attention.key_length", "rope.freq_base",
         "attention.layer_norm_rms_epsilon", "rope.dimension_count", "expert_count", "expert_used_count", "expert_gating_func", "vocab_size")
@@ -68,6 +69,13 @@ def spec_tokens(settings: Settings, config: ModelConfig) -> int:
     return DEVICE_SPEC if settings.mtp or config.mtp_blocks else 1
 
 
+def draft_tokens(settings: Settings) -> int:
+    """How many of the listed tokens a head drafts, 0 for all there are: as set, or as many as pay."""
+    if settings.draft_vocab is not None:
+        return settings.draft_vocab
+    return CPU_VOCAB if settings.device == "cpu" else DEVICE_VOCAB
+
+
 def find_heads(settings: Settings, file: GGUFFile, config: ModelConfig) -> Heads | None:
     """The heads that serve the model ``file``, None where drafts are off or it has none. Raises ModelError for a file of heads that do
     not fit the model; close the result after the engine."""
@@ -76,13 +84,13 @@ def find_heads(settings: Settings, file: GGUFFile, config: ModelConfig) -> Heads
     if settings.mtp is not None:
         heads_file = GGUFFile.open(settings.mtp)
         try:
-            return Heads(heads_file, fitting(heads_file, file, config), draft_vocabulary(heads_file, config, settings.draft_vocab), True)
+            return Heads(heads_file, fitting(heads_file, file, config), draft_vocabulary(heads_file, config, draft_tokens(settings)), True)
         except BaseException:
             heads_file.close()
             raise
     if not config.mtp_blocks:
         return None
-    return Heads(file, config, draft_vocabulary(file, config, settings.draft_vocab), False)
+    return Heads(file, config, draft_vocabulary(file, config, draft_tokens(settings)), False)
 
 
 def fitting(heads: GGUFFile, model: GGUFFile, config: ModelConfig) -> ModelConfig:

@@ -43,7 +43,7 @@ def _keys_in(path: Path) -> list[str]:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise StartError(f"cannot read the API keys in {path}: {reason}") from error
+        raise StartError(f"cannot read the API keys in {path}: {reason}; api_key_file names a text file with a key in each line") from error
     if os.name == "posix" and mode & stat.S_IROTH:
         log.warning("every user of this machine can read the API keys in %s (chmod 600 would stop that)", path)
     keys = [line for line in lines if line and not line.startswith("#")]

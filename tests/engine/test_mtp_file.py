@@ -11,7 +11,7 @@ import pytest
 from strata.config import Settings
 from strata.engine.draft_load import draft_facts
 from strata.engine.families import read_config
-from strata.engine.mtp_file import Heads, find_heads, spec_tokens
+from strata.engine.mtp_file import Heads, draft_tokens, find_heads, spec_tokens
 from strata.errors import ModelError
 from strata.messages import DraftLimits, EngineFacts
 from strata.weights.gguf import GGUFFile
@@ -144,6 +144,11 @@ def test_the_first_of_the_tokens_worth_drafting(trunk: Path, tmp_path: Path, mos
     assert heads is not None
     assert (None if heads.vocabulary is None else heads.vocabulary.tolist()) == ids
     assert (None if heads.ascending is None else heads.ascending.tolist()) == (ids and sorted(ids))
+
+
+def test_without_room_for_what_texts_say_devices_draft_more_frequent_tokens() -> None:
+    assert draft_tokens(Settings(device="cpu")) == 2048 < draft_tokens(Settings(device="emulated")) == 8192
+    assert draft_tokens(Settings(device="cuda", draft_vocab=0)) == 0
 
 
 def test_a_part_of_the_vocabulary_is_all_that_is_drafted(trunk: Path, tmp_path: Path) -> None:

@@ -82,6 +82,13 @@ def test_a_named_model_is_not_fetched(modelless: Checkout, tmp_path: Path) -> No
     assert not (modelless.root / "models").exists()
 
 
+def test_a_copy_of_the_fetched_model_gets_its_head_too(modelless: Checkout, tmp_path: Path) -> None:
+    copy, head = tmp_path / MODEL, modelless.root / "configs" / "heads" / "smollm2-135m-mtp.gguf"
+    copy.write_bytes(b"GGUF")
+    assert modelless.run("serve.py", "--model", copy).stdout == f"served --mtp {head} --model {copy}\n"
+    assert modelless.run("serve.py", "--model", copy, "--mtp", "none").stdout == f"served --model {copy} --mtp none\n"
+
+
 def test_a_config_that_names_the_fetched_model_has_it_fetched(modelless: Checkout) -> None:
     config = modelless.root / "run.json"
     config.write_text(f'{{"model": "models/{MODEL}"}}', encoding="utf-8")
@@ -136,7 +143,8 @@ def test_files_that_are_not_there_are_told_before_anything_is_made(tmp_path: Pat
         assert "--wheels needs a value" in one_line(fresh.run(tool, "--wheels"))
         assert "--wheels needs a value" in one_line(fresh.run(tool, "--wheels", "--port"))
         assert f"--wheels {none}: there is no such folder" in one_line(fresh.run(tool, f"--wheels={none}"))
-    assert f"--model: there is no file {none}" in one_line(fresh.run("serve.py", "--model", none))
+    told = one_line(fresh.run("serve.py", "--model", none))
+    assert f"--model: there is no file {none}; put it there, or name another with --model" in told
     told = one_line(fresh.run("serve.py", STRATA_API_KEY_FILE=str(none)))
     assert f"STRATA_API_KEY_FILE in the environment: there is no file {none}" in told
     assert not (fresh.root / ".venv").exists()

@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     keep_memory()
     torch.set_num_threads(options.threads)
-    options.dtype = getattr(torch, options.dtype)
+    options.dtype = getattr(torch, getattr(options, "dtype", "float32"))
     options.run(options)
     return 0
 
@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--seed", type=int, default=1, help="of scripts and draws; give each process its own (default %(default)s)")
     one.add_argument("--minutes", type=float, default=60, help="how long (default %(default)s)")
     one.add_argument("--rows", type=int, default=384, help="texts at once (default %(default)s)")
+    products(one)
     one.add_argument("--length", type=int, default=128, help="tokens of a text at most (default %(default)s)")
 
     one = command(commands, "train", train, "train a head on the texts, while they are being written or after")
@@ -54,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--start", type=Path, help="a head file to go on from (default: a new head, made from the model's last layer)")
     one.add_argument("--texts", type=Path, default=TEXTS, help="the held-out texts, written where missing (default %(default)s)")
     one.add_argument("--minutes", type=float, default=60, help="how long; the learning rate is planned by it (default %(default)s)")
+    products(one)
     one.add_argument("--every", type=float, default=5, help="minutes between reports and saved heads (default %(default)s)")
     one.add_argument("--passes", type=int, default=3, help="how often a text is read at most; then it waits for more (default %(default)s)")
     one.add_argument("--batch", type=int, default=16, help="texts a step (default %(default)s)")
@@ -78,6 +80,9 @@ def command(commands: object, name: str, run: object, about: str) -> argparse.Ar
     model = ROOT / "models/SmolLM2-135M-Instruct.Q4_1.gguf"
     one.add_argument("--model", type=Path, default=model, help="the GGUF model (default %(default)s)")
     one.add_argument("--threads", type=int, default=1, help="of torch; two processes of one beat one of two (default %(default)s)")
+    return one  # type: ignore[no-any-return]
+
+
+def products(one: argparse.ArgumentParser) -> None:
     one.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16",
                      help="of the products; float32 where the processor has no bfloat16 (default %(default)s)")
-    return one  # type: ignore[no-any-return]

@@ -41,6 +41,7 @@ class Stream:
                 yield Batch(torch.from_numpy(tokens[rows]).long(), torch.from_numpy(learn[rows]), torch.from_numpy(hidden[rows]).float())
 
     def _next_shard(self) -> Path:
+        waits = False
         while True:
             for path in self.folder.glob("text-*.npz"):
                 self.reads.setdefault(path, 0)
@@ -50,6 +51,9 @@ class Stream:
                 chosen = self.draw.choice([path for path in ready if self.reads[path] == fewest])
                 self.reads[chosen] += 1
                 return chosen
+            if not waits:
+                print(f"every text in {self.folder} was read {self.passes} times, or there is none: waiting for more", flush=True)
+                waits = True
             time.sleep(1)
 
 

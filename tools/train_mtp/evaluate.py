@@ -2,7 +2,7 @@
 
 A window is the newest token and a few drafts; it gives the drafts that are what the model picked, and one token more. Counting
 over all positions instead would be 0.1 too kind, for windows start where drafting has just failed. The texts (20 chat and 20 plain
-prompts, greedy and at temperature 0.7, up to 96 tokens) are written once, in float32, and kept beside the head's training text.
+prompts, greedy and at temperature 0.7, up to 96 tokens) are written once, in float32, and kept in a file (``--texts``).
 """
 
 from __future__ import annotations
