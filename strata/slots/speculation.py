@@ -38,6 +38,8 @@ MEMORY = 32
 """Decode windows that the averages of rows and of drafting time follow."""
 UNKNOWN = (0.95, 0.05)
 """What a window costs before it was measured, in relation: the fixed part and a row's."""
+NEW_STEPS = 3
+"""A head is asked for so many steps more than were measured at most: a fresh one seems right for ever."""
 STEP_SHARE = 0.07
 """A step of the head that was never measured, as a share of a window of one row."""
 
@@ -138,7 +140,8 @@ class Speculation:
             run.drafts.fade(factor)
         depth = min(self.depth, -(-max(0, self.memory.facts.max_rows - rows) // len(runs)))
         sources = self.memory.facts.draft_sources
-        most = DraftLimits(depth if "mtp" in sources else 0, depth if "lookup" in sources else 0)
+        steps = min(depth, max(self.steps.measured(), default=0) + NEW_STEPS)
+        most = DraftLimits(steps if "mtp" in sources else 0, depth if "lookup" in sources else 0)
         curves = self._curves(rows)
         limits = [NO_DRAFTS] * len(runs)
         if curves:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from strata.slots.policy import SlotPolicy
-from strata.slots.speculation import PERIOD, PROBE
+from strata.slots.speculation import NEW_STEPS, PERIOD, PROBE
 from tests.slots.drafters import mixed, right_for
 from tests.slots.house import House
 from tests.slots.test_grouping import Timed
@@ -50,6 +50,16 @@ def test_the_depth_follows_acceptance() -> None:
     run_for(one, 600)
     wanted = [window.segments[0].draft_limits.mtp for window in decode(one)[-100:]]
     assert wanted.count(1) > 80, "the second is never right"
+
+
+def test_a_head_is_asked_for_few_steps_more_than_were_measured() -> None:
+    one = house(right_for(15), most=15)
+    one.engine.costs = lambda rows, drafts: (1 + 0.02 * rows, 0.02 * drafts)
+    run_for(one, 600)
+    wanted = [window.segments[0].draft_limits.mtp for window in decode(one)]
+    assert next(filter(None, wanted)) <= NEW_STEPS
+    assert all(wanted[at] <= max(wanted[:at], default=0) + NEW_STEPS for at in range(len(wanted)))
+    assert max(wanted) == 15
 
 
 def test_each_source_is_judged_by_itself() -> None:
