@@ -2,18 +2,17 @@
 that does not depend on how a slot came to its place: rows kept back, chunks, pages moved, another request."""
 
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from strata.engine.device_chain import placed
-from strata.engine.draft_upload import Rows
 from strata.kernels.sample import History, choices_of
 from strata.messages import NO_DRAFTS, DraftLimits, PageCopy, Segment, SegmentResult, Window
 from strata.request import Sampling
 from tests.engine.drafting import TINY, Player, Talk, engine_of, exact, rewritten
 from tests.engine.running import ids
+from tests.engine.test_draft_counts import two_random_heads
 from tests.kernels.devices import ENGINE_DEVICE
 
 pytestmark = pytest.mark.cxx
@@ -56,27 +55,6 @@ def test_every_draft_of_a_perfect_head_is_accepted(perfect):
     for talk in talks:
         assert tuple(talk.generated) == ids(golden["greedy"])[:21]
         assert talk.drafted == talk.accepted == 15 and talk.windows == 5  # one token each beside its drafts, and the prompt's
-
-
-def test_numbers_of_the_head_are_those_of_float32_within_int8(player):
-    """Hidden states of llama.cpp are put before each row; row k drafts behind the cells of the rows before it."""
-    golden = np.load(GLM.with_suffix(".npz"))
-    runner, sender = player.mtp._runner, player.mtp._sender
-    ops, space = runner.ops, runner.ops.space
-    tokens, page = ids(golden["ids"]), (15,)
-    hidden = np.ascontiguousarray(golden["trunk_hidden"])
-    ops.ops.device.upload(space.store.rows(0, 40), hidden, ops.ops.stream)
-    sender.send_tables([page])
-    runner.fill([(token, k, 0, k - 1) for k, token in enumerate(tokens[:39])])
-    errors = []
-    for k in (0, 7, 39):
-        rows = sender.send(Rows([tokens[k]], [k], [0], [k - 1]), 1)
-        ops.step(replace(rows, window=replace(rows.window, context=256)))
-        logits = np.empty((1, 512), np.float32)
-        ops.ops.device.download(logits, space.logits.rows(0, 1), ops.ops.stream)
-        ops.ops.stream.synchronize()
-        errors.append(np.sqrt(np.mean((logits[0] - golden["mtp_logits"][k]) ** 2)) / golden["mtp_logits"].std())
-    assert max(errors) < 0.2, errors
 
 
 def test_tokens_are_those_without_drafts(player, perfect):
@@ -269,6 +247,21 @@ def test_two_stages_draft_as_one(player):
     with players(devices=("0", "0" if ENGINE_DEVICE == "cuda" else "1"), layer_split=(2,)) as split:
         assert len(split.engine.stages) == 2
         assert play(split) == play(player)
+
+
+def test_of_several_heads_the_first_drafts(player, tmp_path, caplog):
+    """As if there were no other, and the log says so."""
+    def drafts(player):
+        talk = Talk(PROMPT[:12], pages_of(0), count=99, limits=MTP)
+        player.read(0, talk)
+        return talk.drafts
+
+    with players(rewritten("glm4moe-iq3s", tmp_path / "two.gguf", two_random_heads)) as two:
+        assert [message for message in caplog.messages if "heads" in message] == [
+            f"{tmp_path / 'two.gguf'}: of 2 heads the first drafts, on a device"
+        ]
+        found = drafts(two)
+    assert len(found) == 3 and found == drafts(player)
 
 
 def test_a_broken_row_loses_its_state_and_nobody_elses(player):
