@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.engine.architecture import ExpertConfig
+from strata.engine.numpy_ops import NumpyOps
 from strata.engine.routing import route
+from strata.weights.formats import dequantize
+from strata.weights.writer import StoredTensor
+from tests.engine.drafting import floats, rewritten
+from tests.engine.running import Stages, pages_for, random_ids
 
 
 def config(count: int, used: int, gate: str = "sigmoid", groups: tuple[int, int] = (1, 1), **more: object) -> ExpertConfig:
@@ -94,3 +100,33 @@ def test_a_row_has_its_own_bits_among_damaged_ones(gate: str, count: int) -> Non
             np.testing.assert_array_equal(chosen[row], alone[row][0][0])
             np.testing.assert_array_equal(weights[row], alone[row][1][0])
     assert np.isnan(weights[1::2]).all() and (chosen < count).all()
+
+
+def in_groups(metadata: dict[str, object], tensors: dict[str, StoredTensor]) -> None:
+    """Four groups of two experts, of which two are open; a scale; biases that move some rows to other experts."""
+    metadata.update({"glm4moe.expert_group_count": 4, "glm4moe.expert_group_used_count": 2, "glm4moe.expert_weights_scale": 2.5})
+    rng = np.random.default_rng(8)
+    for block in range(1, 4):
+        tensors[f"blk.{block}.exp_probs_b.bias"] = floats(rng.uniform(-0.1, 0.1, 8))
+
+
+def test_blocks_of_the_trunk_route_as_their_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by its own router and bias, with the file's groups and scale."""
+    seen, plain = [], 0
+    with Stages(rewritten("glm4moe-iq3s", tmp_path / "m.gguf", in_groups), NumpyOps(1)) as stages:
+        mix = stages.ops.mixture.mix
+        monkeypatch.setattr(stages.ops.mixture, "mix", lambda x, *more: (seen.append((x.copy(), *more)), mix(x, *more))[1])
+        stages.read(random_ids(20), pages_for(1))
+        routers, biases = (
+            [dequantize(stages.file.tensors[f"blk.{block}.{name}"]) for block in range(1, 4)]
+            for name in ("ffn_gate_inp.weight", "exp_probs_b.bias")
+        )
+    assert [layer.index for *_, layer in seen] == [0, 1, 2]
+    for router, bias, (x, chosen, weights, _) in zip(routers, biases, seen, strict=True):
+        logits = x.astype(np.float64) @ router.T
+        for row, experts, parts in zip(logits.tolist(), chosen.tolist(), weights, strict=True):
+            expected = twin(row, bias.tolist(), config(8, 2, groups=(4, 2), scale=2.5))
+            assert experts == [expert for expert, _ in expected]
+            np.testing.assert_allclose(parts, [weight for _, weight in expected], rtol=1e-4)
+            plain += experts == [expert for expert, _ in twin(row, [0.0] * 8, config(8, 2))]
+    assert 0 < plain < 60, "neither biases nor groups would be seen"
