@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from strata.engine import mixture as mixture_module
 from strata.engine.experts import ExpertStore, LayerExperts, expert_floats
 from strata.engine.mixture import Mixture
 from strata.engine.numpy_ops import NumpyOps
@@ -133,6 +134,29 @@ def test_a_mixture_is_the_weighted_sum_of_its_experts(rows: int, used: int, thre
             inner = gate[expert] @ x[row]
             expected[row] += weight * (down[expert] @ (inner / (1 + np.exp(-inner)) * (up[expert] @ x[row])))
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_only_experts_that_a_row_goes_to_are_decoded(rows: int) -> None:
+    ops, mixed, layer = mixture(1, limit=COUNT * 4 * expert_floats(WIDTH, INNER))
+    x, chosen, weights = rows_and_choices(rows, 2)
+    for _ in range(2):
+        mixed.mix(x, chosen, weights, layer)
+        assert mixed.store.decoded == len(set(chosen.ravel().tolist()))
+    ops.close()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 40])
+def test_an_expert_is_multiplied_once_by_all_its_rows(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gate and up together, then down."""
+    ops, mixed, layer = mixture(1)
+    x, chosen, weights = rows_and_choices(rows, 2)
+    product, seen = mixture_module.grouped_product, []
+    monkeypatch.setattr(mixture_module, "grouped_product", lambda x, groups, *more: seen.append(groups) or product(x, groups, *more))
+    mixed.mix(x, chosen, weights, layer)
+    ops.close()
+    sizes = np.unique(chosen, return_counts=True)[1].tolist()
+    assert [[rows.stop - rows.start for rows, _ in groups] for groups in seen] == [sizes, sizes]
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -113,6 +113,17 @@ def test_neither_room_nor_stages_change_a_token() -> None:
     assert answers[1:] == answers[:1] * 3
 
 
+def test_stages_hold_no_more_than_their_room() -> None:
+    """Whatever windows they have run."""
+    with loaded(GLM4MOE, expert_cache_mib=6, layer_split=(2,), spec=1) as engine:
+        stores = [stage.model.ops.mixture.store for stage in engine.stages]
+        assert [store.limit for store in stores] == [2 * MIB, 4 * MIB]
+        Client(engine, pages_each=4).answers([list(range(3, 60)), [50, 60, 70]], [GREEDY] * 2, 6)
+        for store in stores:
+            held = sum(expert.gate_up.nbytes + expert.down.nbytes for expert in store._held.values())
+            assert held == store.limit // ONE * ONE and store.decoded * ONE > held
+
+
 def test_a_split_counts_what_a_row_reads() -> None:
     """Two of eight experts; and the draft block goes with the last stage."""
     with GGUFFile.open(GLM4MOE) as file:
