@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from strata.messages import DraftLimits
+from strata.request import Sampling
 from strata.slots import speculation
 from strata.slots.drafting import Cost, Prospect
 from tests.e2e.client import Result
 from tests.e2e.serving import COMPLETIONS, TINY, Served, completion, serving, some_tokens
 from tests.engine.drafting import exact, rewritten
+from tests.engine.test_draft_tokens import random_talk
 
 REPEATS = [token for _ in range(12) for token in (40, 50, 60, 70, 80)]
 PROMPTS = [
@@ -83,6 +87,30 @@ async def test_eight_answers_at_once_are_those_without_drafts(drafting_model: Pa
     rows = [[len(segment.tokens) for segment in window.segments] for window in tap.windows if window.kind == "decode"]
     assert max(map(max, rows)) == 4 and max(map(len, rows)) >= 3, "several slots, and drafts"
     assert sum(counters.accepted.values()) > 20 and counters.drafted["mtp"] > 20
+
+
+def body_of(sampling: Sampling) -> dict[str, Any]:
+    """What a request says to be sampled so."""
+    said = {each.name: getattr(sampling, each.name) for each in fields(Sampling) if each.name != "choice"}
+    said["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    said["logprobs"] = None if sampling.logprobs < 0 else sampling.logprobs
+    return said
+
+
+async def test_random_requests_through_a_pipeline_get_what_they_get_without_drafts(drafting_model: Path) -> None:
+    """Eight at once in two groups."""
+    rng = np.random.default_rng(3)
+    talks = [random_talk(rng, slot) for slot in range(8)]
+    found: list[Any] = []
+    arms: list[tuple[int, dict[str, Any]]] = [(1, {}), (4, PIPELINE)]
+    for spec, settings in arms:
+        async with server(drafting_model, spec, **settings) as served:
+            tap = served.tap()
+            asked = [served.complete(list(talk.prompt), talk.count, **body_of(talk.sampling)) for talk in talks]
+            found.append(bits(await asyncio.gather(*asked)))
+            accepted = served.view().counters.accepted
+    assert found[0] == found[1] and [len(tokens) for tokens, _ in found[0]] == [talk.count for talk in talks]
+    assert {window.group for window in tap.windows} == {0, 1} and accepted["mtp"] > 0 and accepted["lookup"] > 0
 
 
 async def test_any_model_drafts_from_its_own_text() -> None:
