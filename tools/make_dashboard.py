@@ -192,8 +192,7 @@ PANELS: dict[str, list[Panel]] = {
             (f"{rate('vllm:spec_decode_num_accepted_tokens_per_pos_total', by='position')}"
              f" / scalar({rate('vllm:spec_decode_num_drafts_total')})", "{{position}}"),
         ]),
-        Panel("Drafts wanted", "By all slots; none where none decodes, or they lose.", "none",
-              [(total("strata_drafts_wanted", by="source"), "{{source}}")]),
+        Panel("Drafts wanted", "None when idle, or where they lose.", "none", [(total("strata_drafts_wanted", by="source"), "{{source}}")]),
         Panel("Time for drafting", "Seconds of the last stage per second.", "none", [(rate("strata_draft_seconds_total"), "seconds")]),
         Panel("Tokens that drafts brought", "Share of the generated tokens that came as accepted drafts.", "percentunit",
               [(share("vllm:spec_decode_num_accepted_tokens_total", "vllm:generation_tokens_total"), "of all tokens")]),
