@@ -12,7 +12,7 @@ t(R) is the time until a window of R rows is back: a curve through what grouping
 pipeline the longer of its two terms. d(K) is what the head takes where K drafts are wanted of it, of which it makes those that are
 worth it (draft_trust.py). Nothing else is known of a lookup in the slot's own text, which costs rows alone. For a given K a row costs the
 same whoever uses it, so rows go to drafts in the order of P: one walk through a sorted list for each K finds the maximum, unless speed
-falls by a tenth on the way. The maximum is flat, so what drafts cost is taken for a little less: as fast, with more tokens in a window.
+falls by a tenth on the way. The maximum is flat, so what drafts cost is taken for less: about as fast, with more tokens in a window.
 There are drafts at all only where they promise a gain, more of it for many slots: the best of many noisy promises is too good, and of
 several slots those that accept much end sooner, so that the others share a window with fewer.
 
@@ -37,7 +37,7 @@ FIRST_GUESS = {"mtp": (1.0, 0.5), "lookup": (0.2, 0.5)}
 """Before anything was seen: the share of windows in which a source gives a draft, and the chance that it is right."""
 GAIN, UNLIKE = 0.0125, 8
 """By how much drafts must promise to be faster than none, for each slot of the window up to so many."""
-FLAT = 0.75
+FLAT = 0.6
 """How many drafts there are is decided as if they cost this much of what they do."""
 FEW = 4
 """Of more steps of the head than this only every so manieth number is looked at."""

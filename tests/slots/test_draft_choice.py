@@ -47,7 +47,8 @@ def test_right_drafts_that_cost_more_than_they_bring_are_not_wanted() -> None:
 def test_the_depth_follows_acceptance() -> None:
     one = house(right_for(1), most=7)
     one.engine.costs = lambda rows, drafts: (1 + 0.1 * rows, 0.05 * drafts)
-    run_for(one, 600)
+    for name in "abc":
+        run_for(one, 600, name)
     wanted = [window.segments[0].draft_limits.mtp for window in decode(one)[-100:]]
     assert wanted.count(1) > 80, "the second is never right"
 
@@ -71,9 +72,12 @@ def test_each_source_is_judged_by_itself() -> None:
 
     one = house(drafter)
     one.engine.costs = lambda rows, drafts: (1 + 0.1 * rows, 0.0)
-    run_for(one, 600)
+    for name in "abc":
+        run_for(one, 600, name)
     wanted = [window.segments[0].draft_limits for window in decode(one)[-100:]]
-    assert sum(limits.lookup == 3 for limits in wanted) > 90 and sum(limits.mtp == 0 for limits in wanted) > 80
+    assert sum(limits.lookup == 3 for limits in wanted) > 90
+    drafted = one.machine.counters.drafted
+    assert 0 < drafted["mtp"] < 0.08 * drafted["lookup"], "where the lookup finds nothing, the head is hardly tried"
 
 
 def test_choices_are_the_same_every_time() -> None:
