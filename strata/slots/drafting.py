@@ -38,7 +38,7 @@ FIRST_GUESS = {"mtp": (1.0, 0.5), "lookup": (0.2, 0.5)}
 GAIN, UNLIKE = 0.0125, 8
 """By how much drafts must promise to be faster than none, for each slot of the window up to so many."""
 FLAT = 0.6
-"""How many drafts there are is decided as if they cost this much of what they do."""
+"""How many drafts there are is decided as if they cost this much of what they do, unless they then promise too little."""
 FEW = 4
 """Of more steps of the head than this only every so manieth number is looked at."""
 NEAR = 0.9
@@ -175,7 +175,7 @@ def offers_of(place: int, source: DraftSource, chances: Sequence[Chance], times:
 
 
 class Choice(NamedTuple):
-    """Some offers. ``speed``: tokens/s that they promise; ``worth``: the same, if they cost FLAT of what they do."""
+    """Some offers. ``speed``: tokens/s that they promise; ``worth``: the same, if they cost a part of what they do."""
 
     offers: Sequence[Offer] = ()
     speed: float = 0.0
@@ -189,9 +189,11 @@ def choose(slots: Sequence[Prospect], cost: Cost) -> list[DraftLimits]:
         offers += offers_of(place, "lookup", slot.lookup, 1.0)
         offers += offers_of(place, "mtp", slot.mtp, slot.unserved)
     offers.sort()
-    choice = best(offers, len(slots), cost, head_seconds(slots, cost))
-    plain = len(slots) / cost.at(len(slots), 0.0)
-    if choice.speed < plain * (1 + GAIN * min(len(slots), UNLIKE)):
+    heads = head_seconds(slots, cost)
+    needed = len(slots) / cost.at(len(slots), 0.0) * (1 + GAIN * min(len(slots), UNLIKE))
+    choices = (best(offers, len(slots), cost, heads, paid) for paid in (FLAT, 1.0))
+    choice = next((choice for choice in choices if choice.speed >= needed), None)
+    if choice is None:
         return [NO_DRAFTS] * len(slots)
     mtp, lookup = [0] * len(slots), [0] * len(slots)
     for offer in choice.offers:
@@ -200,8 +202,9 @@ def choose(slots: Sequence[Prospect], cost: Cost) -> list[DraftLimits]:
     return [DraftLimits(*both) for both in zip(mtp, lookup)]
 
 
-def best(offers: Sequence[Offer], slots: int, cost: Cost, heads: Sequence[float]) -> Choice:
-    """The first of ``offers`` (sorted), and the first steps of the head (``heads``: seconds by their number), that are worth most."""
+def best(offers: Sequence[Offer], slots: int, cost: Cost, heads: Sequence[float], paid: float) -> Choice:
+    """The first of ``offers`` (sorted), and the first steps of the head (``heads``: seconds by their number), that are worth most if
+    they cost ``paid`` of what they do."""
     alone, choice = cost.at(slots, 0.0), Choice()
     for steps, head in enumerate(heads):
         if steps > FEW and steps % FEW and steps < len(heads) - 1:
@@ -213,7 +216,7 @@ def best(offers: Sequence[Offer], slots: int, cost: Cost, heads: Sequence[float]
             rows += offer.share
             tokens += offer.gain
             extra = cost.at(rows, head) - alone
-            worth = tokens / (alone + FLAT * extra)
+            worth = tokens / (alone + paid * extra)
             if worth < NEAR * last:
                 break
             last = max(last, worth)
