@@ -182,15 +182,18 @@ class Choice(NamedTuple):
     worth: float = 0.0
 
 
-def choose(slots: Sequence[Prospect], cost: Cost) -> list[DraftLimits]:
-    """Drafts wanted by each slot, so that all of them together get the most tokens per second; see the head of this file."""
+def choose(slots: Sequence[Prospect], cost: Cost, is_tried: bool = True) -> list[DraftLimits]:
+    """Drafts wanted by each slot, so that all of them together get the most tokens per second; see the head of this file.
+
+    ``is_tried``: whether the chances were seen. Those that are guessed need not promise more for many slots, or nobody would try.
+    """
     offers: list[Offer] = []
     for place, slot in enumerate(slots):
         offers += offers_of(place, "lookup", slot.lookup, 1.0)
         offers += offers_of(place, "mtp", slot.mtp, slot.unserved)
     offers.sort()
     heads = head_seconds(slots, cost)
-    needed = len(slots) / cost.at(len(slots), 0.0) * (1 + GAIN * min(len(slots), UNLIKE))
+    needed = len(slots) / cost.at(len(slots), 0.0) * (1 + GAIN * (min(len(slots), UNLIKE) if is_tried else 1))
     choices = (best(offers, len(slots), cost, heads, paid) for paid in (FLAT, 1.0))
     choice = next((choice for choice in choices if choice.speed >= needed), None)
     if choice is None:

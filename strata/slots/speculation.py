@@ -30,7 +30,9 @@ PERIOD = 8
 SLOT_MEMORY = 0.8
 """What a slot's counts keep from one choice to the next."""
 SERVER_MEMORY = 512
-"""Windows that the server's counts remember."""
+"""Windows that the server's counts remember: of a slot that asked a source, or of all slots where they did not."""
+TRIED = 64
+"""Windows that asked a source, as far as they are remembered, after which its chances count as seen."""
 PROBE = 61
 """Choices against a source after which one slot tries it until the next choice."""
 PROBE_DRAFTS = 2
@@ -181,7 +183,8 @@ class Speculation:
     def _best(self, runs: Sequence[Run], most: DraftLimits, cost: Cost) -> list[DraftLimits]:
         mtp, lookup = (server_chances(self._server[source], FIRST_GUESS[source]) for source in ("mtp", "lookup"))
         prospects = [self._prospect(run, most, mtp, lookup) for run in runs]
-        limits = choose(prospects, cost)
+        tried = (sum(self._server[source].asked) for source in self.memory.facts.draft_sources)
+        limits = choose(prospects, cost, min(tried, default=0.0) >= TRIED)
         for source in self._against:
             self._probe(source, prospects, limits)
         return limits
@@ -204,8 +207,10 @@ class Speculation:
     def _learn(self) -> None:
         if not self._fresh:
             return
-        for tally in self._server.values():
-            tally.fade(max(0.0, 1 - len(self._fresh) / SERVER_MEMORY))
+        slots = len({id(drafts) for drafts, *_ in self._fresh})
+        for source, tally in self._server.items():
+            asked = sum(getattr(outcome[2], source) > 0 for outcome in self._fresh)
+            tally.fade(max(0.0, 1 - (asked + (len(self._fresh) - asked) / slots) / SERVER_MEMORY))
         for drafts, source, asked, given, checked, accepted in self._fresh:
             if asked.lookup:
                 found = (given, checked, accepted) if source == "lookup" else (0, 0, 0)
