@@ -44,7 +44,7 @@ def drafting_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def as_many_as_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """The choice goes by measured times, and a model this small may be quicker without."""
 
-    def everything(slots: Sequence[Prospect], cost: Cost) -> list[DraftLimits]:
+    def everything(slots: Sequence[Prospect], cost: Cost, is_tried: bool) -> list[DraftLimits]:
         return [DraftLimits(len(slot.mtp), len(slot.lookup)) for slot in slots]
 
     monkeypatch.setattr(speculation, "choose", everything)

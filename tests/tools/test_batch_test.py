@@ -92,7 +92,7 @@ async def test_drafts_change_no_token(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As many drafts as can be, whatever they cost; from the model's head and from the slots' own text; also where histories move."""
-    monkeypatch.setattr(speculation, "choose", lambda slots, cost: [DraftLimits(len(slot.mtp), len(slot.lookup)) for slot in slots])
+    monkeypatch.setattr(speculation, "choose", lambda slots, *_: [DraftLimits(len(slot.mtp), len(slot.lookup)) for slot in slots])
     if not drafting_answers:
         drafting_answers.update(await checked(model=drafting_model, batch_groups=1))
     capsys.readouterr()
